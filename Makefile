@@ -1,0 +1,75 @@
+# leakbench: everything happens inside this folder. `make` alone lists the targets.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PROFILE ?= quick
+ARGS    ?=
+# The pair to install first; name versions or local files here to choose another build.
+TORCH   ?= torch torchvision
+
+BIN   := $(VENV)/bin
+# Written after a complete install; a newer pyproject.toml or setup.py makes the next call repeat it.
+STAMP := $(VENV)/.installed
+WHEEL := build/lint
+
+# One thread a process: workers do the parallel work, and a second thread slows a busy machine down.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install test test-slow lint format bench suite-table3 clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  PYTHON=$(PYTHON)  VENV=$(VENV)  PROFILE=$(PROFILE)  ARGS='$(ARGS)' (passed on to the command)"
+
+install: $(STAMP) ## make the virtual environment and install leakbench into it, editable
+
+$(STAMP): pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "leakbench needs Python 3.11 or newer: make PYTHON=/path/to/python3 install" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot make a virtual environment in $(VENV): is Python's venv module installed?" >&2; exit 1; }
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install -e '.[dev]'
+	@touch $@
+
+test: $(STAMP) ## run the tests that take seconds
+	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(STAMP) ## run the tests that take minutes
+	@$(BIN)/pytest -q -m "slow and not gpu" $(ARGS)
+
+lint: $(STAMP) ## ruff, and mypy on the package as it is installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@# mypy does not follow the folder mapping: check what a user gets, the unpacked wheel.
+	@# Left-overs of earlier builds would end up in the wheel, so they go first.
+	@rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --target $(WHEEL)/site $(WHEEL)/*.whl
+	cd $(WHEEL)/site && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --cache-dir $(CURDIR)/.mypy_cache -p leakbench
+
+format: $(STAMP) ## put the code into ruff's format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure how fast the attacks run
+	$(BIN)/python benchmarks/attack.py $(ARGS)
+
+suite-table3: suite-tifs_table3 ## short for suite-tifs_table3
+
+# A run in which some trials failed (exit code 1) still has a gallery to look at.
+suite-%: $(STAMP) FORCE ## run a suite: make suite-NAME [PROFILE=paper]
+	@code=0; $(BIN)/leakbench run $* --profile $(PROFILE) $(ARGS) || code=$$?; \
+	if [ $$code -le 1 ]; then \
+	  $(BIN)/leakbench gallery results/runs/$*-$(PROFILE) || [ $$code -ne 0 ] || code=$$?; \
+	fi; \
+	exit $$code
+
+clean: ## remove what was built and cached; the environment and the runs stay
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.git/*' -prune -exec rm -rf {} +

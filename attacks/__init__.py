@@ -1,0 +1,1 @@
+"""Attacks, one file each; installed as leakbench.attacks."""

@@ -1,0 +1,45 @@
+"""Return the start unchanged: the floor under every attack that begins with the same picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
+from leakbench.matching import sign_rule_labels
+from leakbench.starts import patterned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartImage(Attack):
+    """Baseline: CPL's patterned start, without a single gradient evaluation.
+
+    Knowledge used: input shape. Returns (n, B, *input shape) in [0, 1], status "converged" after
+    0 steps; the loss is nan because none is computed. An attack that does not beat this has
+    learnt nothing from the gradient.
+    """
+
+    name: ClassVar[str] = "start_image"
+    grid: int = 2
+
+    def start(self, leak: Leak, streams: Streams) -> Tensor:
+        return patterned(leak, streams, self.grid)
+
+    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        start = self.start(leak, streams)
+        nothing = torch.full((leak.n,), torch.nan, dtype=leak.dtype, device=leak.device)
+        zeros = torch.zeros(leak.n, dtype=torch.int64, device=leak.device)
+        labels = leak.labels if leak.labels is not None else sign_rule_labels(leak)
+        return Reconstruction(
+            inputs=start,
+            labels=labels,
+            loss=nothing,
+            start_inputs=start,
+            start_loss=nothing,
+            steps=zeros,
+            evaluations=zeros,
+            status=("converged",) * leak.n,
+        )

@@ -1,0 +1,135 @@
+"""Quantile clipping: the clipping bound follows a quantile of the gradient norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakbench.clipping import add_noise, clip_tensors, gaussian_guarantee
+from leakbench.contracts import (
+    Context,
+    Defense,
+    Gradients,
+    Guarantee,
+    NoiseConvention,
+    Observer,
+    Weights,
+)
+from leakbench.errors import LeakbenchError
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """C_t of every tensor, () or (clients,), and the noisy fraction of examples under it."""
+
+    clip: Mapping[str, Tensor]
+    fraction: Mapping[str, Tensor] | None = None
+
+    def over_examples(self) -> dict[str, Tensor]:
+        """Bounds with a singleton example axis."""
+        return {k: v.unsqueeze(-1) if v.ndim else v for k, v in self.clip.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileClip(Defense):
+    """Adaptive clipping by quantile estimation (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+
+    on_examples: clip each tensor to its bound C_t, add noise z C_t under `per_example`, and count
+    the examples under the bound: indicators centred by 1/2 (sensitivity 1/2), summed, N(0,
+    sigma_b^2) added, divided by B, shifted back, clamped to [0, 1]. on_batch: noise of the other
+    conventions, still with C_t, and then C_{t+1} = C_t exp(-eta (b - gamma)). At t = 0 it *is* the
+    fixed baseline with C = C_0, but for the privacy that the counts spend.
+
+    Guarantee: at the batch mean, gradient and count of a tensor together are a Gaussian mechanism
+    of multiplier (z^-2 + (2 sigma_b)^-2)^(-1/2); a type-2 tap sees no count. Zero gradients count
+    as under the bound; inf or nan makes the example's tensor nan and counts as above it.
+
+    Args:
+        clip: C_0, the first bound of every tensor (TIFS: 4).
+        noise_multiplier: z, std of the gradient noise over C_t (TIFS: 6).
+        quantile: gamma. learning_rate: eta. count_noise: sigma_b / B (1/20 in the paper).
+        convention: where the gradient noise enters.
+    """
+
+    name: ClassVar[str] = "quantile_clip"
+    paper: ClassVar[str] = "Andrew et al., NeurIPS 2021"
+    clip: float = 4.0
+    noise_multiplier: float = 6.0
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float = 0.05
+    convention: NoiseConvention = "per_example"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.quantile <= 1:
+            raise LeakbenchError(f"quantile_clip: quantile must be in [0, 1], got {self.quantile}")
+
+    def init(self, weights: Weights) -> Bounds:
+        return Bounds({k: torch.full_like(v.flatten()[0], self.clip) for k, v in weights.items()})
+
+    def on_examples(
+        self, gradients: Gradients, state: Bounds, context: Context
+    ) -> tuple[Gradients, Bounds]:
+        bounds = state.over_examples()
+        shown = clip_tensors(gradients, bounds)
+        shown = add_noise(shown, context, self.convention, "examples", self._std(shown, bounds))
+        fractions = {
+            name: self._fraction(name, norms <= bounds[name], gradients.mask, context)
+            for name, norms in gradients.norms().items()
+        }
+        return shown, replace(state, fraction=fractions)
+
+    def on_batch(
+        self, gradients: Gradients, state: Bounds, context: Context
+    ) -> tuple[Gradients, Bounds]:
+        std = self._std(gradients, state.clip)
+        shown = add_noise(gradients, context, self.convention, "batch", std)
+        assert state.fraction is not None
+        moved = {
+            k: c * torch.exp(-self.learning_rate * (state.fraction[k] - self.quantile))
+            for k, c in state.clip.items()
+        }
+        return shown, Bounds(moved)
+
+    def _std(self, gradients: Gradients, bounds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            k: self.noise_multiplier * gradients.expand(bounds[k], v)
+            for k, v in gradients.tensors.items()
+        }
+
+    def _fraction(
+        self, name: str, under: Tensor, mask: Tensor | None, context: Context
+    ) -> Tensor:
+        centred = under.to(torch.get_default_dtype()) - 0.5
+        total = (centred if mask is None else centred * mask).sum(dim=-1)
+        std = self.count_noise * context.batch_size
+        total = total + context.gaussian(total, std, f"count/{name}")
+        return (total / context.batch_size + 0.5).clamp(0, 1)
+
+    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+        promise = gaussian_guarantee(
+            observer,
+            self.convention,
+            clip=self.clip,
+            noise_multiplier=self.noise_multiplier,
+            tensors=len(weights),
+            batch_size=batch_size,
+        )
+        if observer == "type2" or promise.mu is None or promise.noise_std is None:
+            return promise
+        count_mu = math.sqrt(len(weights)) * 0.5 / (self.count_noise * batch_size)
+        joint = math.hypot(promise.mu, count_mu)
+        return replace(
+            promise,
+            sensitivity=joint * promise.noise_std,
+            assumptions=("sensitivity includes the share of the noisy counts",),
+        )
+
+    def noise_std(self, weights: Weights) -> dict[str, float]:
+        visible = self.convention == "per_example"
+        return dict.fromkeys(weights, self.noise_multiplier * self.clip if visible else 0.0)

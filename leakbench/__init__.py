@@ -1,0 +1,17 @@
+"""leakbench: how much private training data does a gradient leak?
+
+Importing this package is cheap: nothing here imports torch.
+"""
+
+from typing import Any
+
+__all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Look the version up when it is asked for; it is written in pyproject.toml only."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("leakbench")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,112 @@
+"""Clipping and the Gaussian mechanism as the differentially private defenses use them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import (
+    Context,
+    Gradients,
+    Guarantee,
+    NoiseConvention,
+    Observer,
+)
+
+Bound = Tensor | float | Mapping[str, Tensor]
+
+
+def clip_tensors(gradients: Gradients, bound: Bound) -> Gradients:
+    """Scale every tensor of every stacked gradient to L2 norm <= bound (TIFS Algorithm 1).
+
+    bound: C > 0; one number, a tensor over the leading axes, or such a tensor a parameter. A
+    gradient under C passes untouched, bit for bit; a zero gradient stays zero; a tensor with nan
+    comes out nan, one with inf as nan and zeros. The whole gradient's sensitivity is sqrt(M) C for
+    M tensors, not C.
+    """
+    factors = {
+        name: _factor(norm, bound[name] if isinstance(bound, Mapping) else bound)
+        for name, norm in gradients.norms().items()
+    }
+    return gradients.scale(factors)
+
+
+def clip_flat(gradients: Gradients, bound: Tensor | float) -> Gradients:
+    """Scale all tensors together to L2 norm <= bound (Abadi et al. 2016); sensitivity is C.
+
+    Same edge cases as `clip_tensors`.
+    """
+    return gradients.scale(_factor(gradients.flat_norm(), bound))
+
+
+def _factor(norm: Tensor, bound: Tensor | float) -> Tensor:
+    # A quotient guarded against norm 0: an attack differentiates this, so it must stay finite.
+    limit = torch.as_tensor(bound, dtype=norm.dtype, device=norm.device)
+    safe = norm.clamp(min=torch.finfo(norm.dtype).tiny)
+    return torch.where(norm <= limit, torch.ones_like(norm), limit / safe)
+
+
+def add_noise(
+    gradients: Gradients,
+    context: Context,
+    convention: NoiseConvention,
+    where: Literal["examples", "batch"],
+    std: Tensor | float | Mapping[str, Tensor],
+) -> Gradients:
+    """Gaussian noise, std = sigma S, if the convention puts it at hook `where`.
+
+    `per_example` adds sigma S to every example (Fed-CDP Algorithm 2), `mean` adds sigma S to the
+    batch mean (TIFS Algorithm 2), `sum` adds sigma S / B to it (DP-SGD).
+    """
+    if (convention == "per_example") != (where == "examples"):
+        return gradients
+    share = 1 / context.batch_size if convention == "sum" else 1.0
+    if isinstance(std, Mapping):
+        return context.add_gaussian(gradients, {k: share * v for k, v in std.items()}, where)
+    return context.add_gaussian(gradients, share * std, where)
+
+
+def noise_share(convention: NoiseConvention, batch_size: int) -> float:
+    """Std of the noise on the batch mean, as a multiple of sigma S."""
+    shares = {"per_example": batch_size**-0.5, "mean": 1.0, "sum": 1 / batch_size}
+    return shares[convention]
+
+
+def gaussian_guarantee(
+    observer: Observer,
+    convention: NoiseConvention,
+    *,
+    clip: float,
+    noise_multiplier: float,
+    tensors: int,
+    batch_size: int,
+    unit: Literal["tensor", "flat"] = "tensor",
+) -> Guarantee:
+    """Who is promised what by per-example clipping of M tensors to C each and noise sigma C.
+
+    At the type-2 example tap noise is there only under `per_example`, and the observer sees one
+    example's own gradient: sensitivity sqrt(M) C (presence against absence), std sigma C. Everyone
+    else sees the batch mean, whose sensitivity is sqrt(M) C / B.
+    """
+    whole = math.sqrt(tensors) * clip
+    if noise_multiplier == 0:
+        return Guarantee(level="none", reason="no noise is added")
+    if observer == "type2":
+        if convention != "per_example":
+            reason = f"noise enters after the tap (convention '{convention}'): clipping only"
+            return Guarantee(level="none", reason=reason)
+        sensitivity, std = whole, noise_multiplier * clip
+    else:
+        sensitivity = whole / batch_size
+        std = noise_multiplier * clip * noise_share(convention, batch_size)
+    return Guarantee(
+        level="instance",
+        sensitivity=sensitivity,
+        noise_std=std,
+        unit=unit,
+        tensors=tensors,
+    )

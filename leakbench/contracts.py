@@ -1,0 +1,500 @@
+"""Everything that crosses a wall: gradients, leaks, defenses, attacks, guarantees, accountants.
+
+The machinery passes these frozen dataclasses around and knows no plugin by name. An attack or a
+defense is a frozen dataclass of keyword-only hyper-parameters that derives from `Attack` or
+`Defense` below and carries a `name`; see `docs/plugins.md` for complete examples.
+
+The path of a gradient, and the hooks and taps on it (training.py runs it)::
+
+    per-example gradients -> on_examples -> [type 2, view "example"] -> mean over the batch
+      -> on_batch -> [type 2, view "batch"] -> local SGD step, L times
+      -> update -> on_update (client) -> [type 1] -> sent -> on_receipt (server) -> [type 0]
+
+What an attacker sees follows from that order alone; no defense is ever special-cased.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+"""Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
+
+State = Any
+"""What a defense remembers between hooks: a pytree of tensors, never changed in place."""
+
+Axis = Literal["client", "example"]
+Observer = Literal["model", "server", "type0", "type1", "type2"]
+Knowledge = Literal["naive", "adaptive"]
+NoiseConvention = Literal["per_example", "mean", "sum"]
+Granularity = Literal["example", "subset", "batch"]
+
+
+# ---------------------------------------------------------------------------- gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """One gradient, or a stack of them with named leading axes.
+
+    Attributes:
+        tensors: parameter name -> tensor of shape (*leading, *parameter shape).
+        axes: names of the leading axes, outermost first, e.g. ("client", "example").
+        mask: bool of shape (*leading); False marks padding in batches of unequal size.
+    """
+
+    tensors: Mapping[str, Tensor]
+    axes: tuple[Axis, ...] = ()
+    mask: Tensor | None = None
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Sizes of the leading axes."""
+        return tuple(next(iter(self.tensors.values())).shape[: len(self.axes)])
+
+    def map(self, function: Callable[[str, Tensor], Tensor]) -> Gradients:
+        """Apply `function(name, tensor)` to every tensor; axes and mask stay."""
+        return replace(self, tensors={k: function(k, v) for k, v in self.tensors.items()})
+
+    def norms(self) -> dict[str, Tensor]:
+        """L2 norm of every tensor, each of shape (*leading)."""
+        return {k: self._flat(v).norm(dim=-1) for k, v in self.tensors.items()}
+
+    def flat_norm(self) -> Tensor:
+        """L2 norm over all tensors together, shape (*leading)."""
+        return torch.stack(list(self.norms().values())).norm(dim=0)
+
+    def scale(self, factors: Tensor | Mapping[str, Tensor]) -> Gradients:
+        """Multiply by factors of shape (*leading), one for all tensors or one a tensor."""
+
+        def scaled(name: str, value: Tensor) -> Tensor:
+            factor = factors[name] if isinstance(factors, Mapping) else factors
+            return value * self.expand(factor, value)
+
+        return self.map(scaled)
+
+    def mean(self, axis: Axis) -> Gradients:
+        """Average over a leading axis, counting only entries whose mask is True."""
+        position = self.axes.index(axis)
+        axes = self.axes[:position] + self.axes[position + 1 :]
+        if self.mask is None:
+            return Gradients({k: v.mean(dim=position) for k, v in self.tensors.items()}, axes)
+        present, count = self.mask, self.mask.sum(dim=position).clamp(min=1)
+
+        def averaged(value: Tensor) -> Tensor:
+            total = torch.where(self.expand(present, value), value, 0.0).sum(dim=position)
+            return total / count.reshape(count.shape + (1,) * (total.ndim - count.ndim))
+
+        kept = present.any(dim=position) if axes else None
+        return Gradients({k: averaged(v) for k, v in self.tensors.items()}, axes, kept)
+
+    def select(self, rows: Tensor) -> Gradients:
+        """Rows of the first leading axis."""
+        mask = None if self.mask is None else self.mask[rows]
+        return Gradients({k: v[rows] for k, v in self.tensors.items()}, self.axes, mask)
+
+    def flatten(self) -> Tensor:
+        """All tensors side by side, shape (*leading, d)."""
+        return torch.cat([self._flat(v) for v in self.tensors.values()], dim=-1)
+
+    def expand(self, factor: Tensor, value: Tensor) -> Tensor:
+        """Give a (*leading) factor the trailing singleton axes it needs to multiply `value`."""
+        return factor.reshape(factor.shape + (1,) * (value.ndim - factor.ndim))
+
+    def _flat(self, value: Tensor) -> Tensor:
+        return value.reshape(*value.shape[: len(self.axes)], -1)
+
+
+def concatenate(parts: Sequence[Gradients]) -> Gradients:
+    """Join stacks along their first leading axis; all must have the same axes."""
+    first = parts[0]
+    joined = {k: torch.cat([part.tensors[k] for part in parts]) for k in first.tensors}
+    masks = [part.mask for part in parts]
+    known = [mask for mask in masks if mask is not None]
+    return Gradients(joined, first.axes, torch.cat(known) if len(known) == len(parts) else None)
+
+
+# ---------------------------------------------------------------------------- models
+
+
+class Model(Protocol):
+    """A stateless network: weights come in as an argument, so that `vmap` and `grad` apply.
+
+    `head` names the weight (classes, features) of the last dense layer: the label sign rule reads
+    its gradient.
+    """
+
+    head: str
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]: ...
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """(b, *input shape) -> (b, classes)."""
+        ...
+
+
+# ---------------------------------------------------------------------------- leaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakPoint:
+    """Where on the training path the attacker reads.
+
+    type: 0 what the server holds after `on_receipt`, 1 what a client sends, 2 inside a local
+        iteration. view: for type 2, one example's gradient or the batch mean.
+    round, iteration: 0-based; central training is one client whose round is one iteration.
+    """
+
+    type: Literal[0, 1, 2] = 2
+    view: Literal["example", "batch"] = "example"
+    round: int = 0
+    iteration: int = 0
+
+    def __str__(self) -> str:
+        return f"type{self.type}/{self.view}" if self.type == 2 else f"type{self.type}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreatModel:
+    """What a cell grants the attacker beyond model, weights and the observed gradient.
+
+    knowledge: "naive" ignores the defense, "adaptive" knows its public description.
+    labels: "known" are handed over; otherwise the attack infers or optimises them.
+    candidates: whether a list of candidate inputs that holds the victim is handed over.
+    """
+
+    knowledge: Knowledge = "naive"
+    labels: Literal["known", "unknown"] = "unknown"
+    candidates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One look at n victims: the weights in use and the gradients seen, axes ("client",)."""
+
+    weights: Weights
+    gradients: Gradients
+
+
+class Simulate(Protocol):
+    """The attacker's own run of the training path on dummy inputs, as far as he knows it."""
+
+    def __call__(
+        self, inputs: Tensor, labels: Tensor, rows: Tensor, observation: int = 0
+    ) -> Gradients:
+        """Gradients that victims `rows` would have leaked, differentiable in `inputs`.
+
+        inputs (k, B, *input shape), labels (k, B) class indices or (k, B, classes)
+        probabilities, rows (k,) victim numbers -> Gradients with axes ("client",), k of them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """All that an attack is given about n victims; the victims themselves are not in it.
+
+    Attributes:
+        model: network and loss are public.
+        observations: one, or k looks at the same victims.
+        simulate: naive: the plain path. Adaptive: the same path with the defense's hooks run
+            without noise ("replay"), in the public state the leak was made in.
+        point: where the gradients were read.
+        batch_size: examples behind each observed gradient (B of the inputs to reconstruct).
+        local_steps, learning_rate: of the update behind type 0 and 1.
+        input_shape, input_range, classes: public facts of the data.
+        labels: (n, B) where the threat model grants them, else None.
+        candidates: (N, *input shape) where granted, else None.
+        noise_std: std of the noise on every tensor where public and granted, else None.
+    """
+
+    model: Model
+    observations: tuple[Observation, ...]
+    simulate: Simulate
+    point: LeakPoint
+    batch_size: int
+    input_shape: tuple[int, ...]
+    input_range: tuple[float, float]
+    classes: int
+    local_steps: int = 1
+    learning_rate: float | None = None
+    labels: Tensor | None = None
+    candidates: Tensor | None = None
+    noise_std: Mapping[str, Tensor] | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of victims."""
+        return self.observations[0].gradients.leading[0]
+
+    @property
+    def observed(self) -> Gradients:
+        """Gradients of the first observation."""
+        return self.observations[0].gradients
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the attack's arithmetic: that of the gradients."""
+        return next(iter(self.observed.tensors.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device the gradients lie on."""
+        return next(iter(self.observed.tensors.values())).device
+
+
+# ---------------------------------------------------------------------------- attacks
+
+
+class Streams(Protocol):
+    """Random numbers keyed by victim, so that chunking and order never change a start."""
+
+    def uniform(self, purpose: str, shape: tuple[int, ...], repeat: int = 0) -> Tensor:
+        """U[0, 1) of shape (n, *shape), float64 on the CPU; `repeat` numbers restarts."""
+        ...
+
+    def normal(self, purpose: str, shape: tuple[int, ...], repeat: int = 0) -> Tensor:
+        """N(0, 1) of shape (n, *shape), float64 on the CPU."""
+        ...
+
+
+class Watch(Protocol):
+    """The harness looks on: snapshots, loss traces, oracle columns. It returns nothing."""
+
+    def __call__(self, rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
+        """Victims `rows` (k,) have done `steps` (k,) steps and hold `inputs` (k, B, *shape);
+        `losses` (k,) are theirs at the start of the step just done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconstruction:
+    """What the attacker returns for n victims, chosen by his own loss at his own stop.
+
+    Attributes:
+        inputs: (n, B, *input shape), raw: not clamped to the input range.
+        labels: (n, B) class indices used or found.
+        loss: (n,) the attacker's loss at `inputs`; nan where an attack has none.
+        start_inputs: (n, B, *input shape) where the attack began.
+        start_loss: (n,) his loss there.
+        steps, evaluations: (n,) optimiser steps and gradient evaluations spent.
+        status: n of "converged" (further steps would not move), "steps" (used up),
+            "nan" (left the finite numbers; `inputs` is the best iterate before that).
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    loss: Tensor
+    start_inputs: Tensor
+    start_loss: Tensor
+    steps: Tensor
+    evaluations: Tensor
+    status: tuple[Literal["converged", "steps", "nan"], ...]
+
+
+class Attack(ABC):
+    """Family base: `name` identifies the plugin, fields are its hyper-parameters."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+
+    @abstractmethod
+    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        """Reconstruct all victims of `leak` at once."""
+
+    def start(self, leak: Leak, streams: Streams) -> Tensor | None:
+        """(n, B, *shape) the attack's first iterate, a baseline of every table; None if none."""
+        return None
+
+
+# ---------------------------------------------------------------------------- defenses
+
+
+class NoiseSource(Protocol):
+    """Standard normal draws of one (client, round, iteration), drawn whole, on the CPU."""
+
+    def normal(self, purpose: str, client: int, shape: tuple[int, ...]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a hook may know besides gradients and state.
+
+    round, iteration: 0-based place on the path. total: planned iterations (decay schedules).
+    batch_size: B. clients: ids of the client axis. observation: in a replay, what was observed
+    (masks of pruning come from it). noise: None in a replay, and then nothing random is added.
+    """
+
+    round: int = 0
+    iteration: int = 0
+    total: int = 1
+    batch_size: int = 1
+    clients: tuple[int, ...] = (0,)
+    noise: NoiseSource | None = None
+    observation: Gradients | None = None
+
+    def add_gaussian(
+        self, gradients: Gradients, std: Tensor | float | Mapping[str, Tensor], purpose: str
+    ) -> Gradients:
+        """Add N(0, std^2) to every coordinate; in a replay return `gradients` untouched.
+
+        std: one number, a tensor that broadcasts over the leading axes, or a tensor a parameter
+        that broadcasts over (*leading, *parameter shape). Noise of a client is drawn whole, in
+        the order of the tensors, from its own stream, and is the same for every defense.
+        """
+        if self.noise is None:
+            return gradients
+
+        def noisy(name: str, value: Tensor) -> Tensor:
+            scale: Tensor | float
+            if isinstance(std, Mapping):
+                scale = std[name]
+            elif isinstance(std, Tensor):
+                scale = gradients.expand(std, value) if std.ndim else std
+            else:
+                scale = std
+            return value + scale * self._draw(f"{purpose}/{name}", value)
+
+        return gradients.map(noisy)
+
+    def gaussian(self, like: Tensor, std: float, purpose: str) -> Tensor:
+        """N(0, std^2) noise shaped like `like` (client first); zeros in a replay."""
+        return torch.zeros_like(like) if self.noise is None else std * self._draw(purpose, like)
+
+    def _draw(self, purpose: str, like: Tensor) -> Tensor:
+        assert self.noise is not None
+        shape = tuple(like.shape[1:])
+        drawn = [self.noise.normal(purpose, client, shape) for client in self.clients]
+        return torch.stack(drawn).to(dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """What a mechanism really promises one observer about one observation.
+
+    level: whose presence is hidden; "none" needs a `reason`.
+    relation: neighbouring relation the sensitivity is stated for.
+    sensitivity, noise_std: at the release, in the same units; their ratio is mu.
+    unit, tensors: norm clipped ("tensor": each of M tensors apart, sensitivity sqrt(M) C).
+    assumptions: sentences an accountant must repeat.
+    """
+
+    level: Literal["instance", "client", "none"]
+    reason: str = ""
+    relation: Literal["add_remove", "replace_one"] = "add_remove"
+    sensitivity: float | None = None
+    noise_std: float | None = None
+    unit: Literal["tensor", "layer", "flat"] = "flat"
+    tensors: int = 1
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def mu(self) -> float | None:
+        """Gaussian-DP parameter of one observation: sensitivity / noise std; None without one."""
+        if self.level == "none" or self.sensitivity is None or self.noise_std is None:
+            return None
+        return self.sensitivity / self.noise_std if self.noise_std > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyEvent:
+    """`steps` equal releases for the accountants.
+
+    noise_multiplier: std of the noise at the release / `sensitivity` there. sampling_rate: chance
+    that one example takes part in a step, under `sampling`.
+    """
+
+    noise_multiplier: float
+    sensitivity: float
+    sampling_rate: float = 1.0
+    sampling: Literal["poisson", "fixed_size", "none"] = "poisson"
+    steps: int = 1
+
+
+class Accountant(Protocol):
+    """Events -> epsilon at `delta`, for one observer and relation."""
+
+    name: str
+
+    def epsilon(self, events: Sequence[PrivacyEvent], delta: float) -> float | None: ...
+
+
+class Defense:
+    """Family base: a defense overrides the hooks it needs, the others pass gradients through.
+
+    Hooks are pure: (gradients, state, context) -> (gradients, state), for all clients at once
+    (first leading axis). The same hooks, run with a context without noise, are the replay of the
+    adaptive attacker, so all randomness must come from `context`.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    granularity: ClassVar[Granularity] = "example"
+
+    def init(self, weights: Weights) -> State:
+        """State before the first iteration; public."""
+        return None
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        """Per-example gradients, axes ("client", "example")."""
+        return gradients, state
+
+    def on_batch(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        """Mean over the batch, axes ("client",)."""
+        return gradients, state
+
+    def on_update(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        """A client's weight change dW after its local steps, axes ("client",)."""
+        return gradients, state
+
+    def on_receipt(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        """dW as the server holds it, axes ("client",)."""
+        return gradients, state
+
+    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+        """What `observer` is promised about one observation of a batch of `batch_size`."""
+        return Guarantee(level="none", reason="the defense adds no calibrated noise")
+
+    def noise_std(self, weights: Weights) -> Mapping[str, float] | None:
+        """Public noise std on each tensor at the type-2 example tap; None where not public."""
+        return None
+
+    def events(
+        self, weights: Weights, *, batch_size: int, sampling_rate: float, steps: int
+    ) -> tuple[PrivacyEvent, ...]:
+        """Releases of a whole training run, seen in the final model; () without a guarantee."""
+        promise = self.guarantee("model", weights, batch_size)
+        if promise.mu is None or promise.sensitivity is None or promise.noise_std is None:
+            return ()
+        return (
+            PrivacyEvent(
+                noise_multiplier=promise.noise_std / promise.sensitivity,
+                sensitivity=promise.sensitivity,
+                sampling_rate=sampling_rate,
+                steps=steps,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A defense in the public state a leak was made in: all an adaptive attacker knows of it."""
+
+    defense: Defense
+    state: State = field(default=None)
+    context: Context = field(default_factory=Context)

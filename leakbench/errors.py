@@ -1,0 +1,25 @@
+"""Errors that reach the user as one sentence: what is wrong, where, and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LeakbenchError(Exception):
+    """Bad input; the command line prints the text and exits with code 2."""
+
+
+class DataMissing(LeakbenchError):
+    """A data set is not on this machine; the text names the command that gets it."""
+
+
+def unknown_name(kind: str, name: str, allowed: Iterable[str], where: str = "") -> LeakbenchError:
+    """One sentence for a name nobody knows: where it stands, the closest match, all allowed."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    place = f"{where}: " if where else ""
+    return LeakbenchError(
+        f"{place}unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}"
+    )

@@ -1,0 +1,499 @@
+"""Optimisers that run n independent problems in one program.
+
+The control flow of one problem is a Python generator that reads like the sequential algorithm; it
+asks for evaluations and search directions, and the engine answers all problems' requests together
+with batched tensor operations. A problem leaves the batch for good only when further steps cannot
+move it, when it is no longer finite, or when its steps are used up.
+
+Every call of the objective is padded to a multiple of 8 problems by copies: results then do not
+depend, bit for bit, on chunk, order or neighbours (tests/test_optim.py probes it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Status = Literal["converged", "steps", "nan"]
+
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(points (k, d), problem numbers (k,)) -> (losses (k,), gradients (k, d)), row by row."""
+
+StepWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""(problem numbers (k,), steps done (k,), points (k, d), losses at the start of the step (k,))."""
+
+PAD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Per problem: the best finite point by its own loss, and what it took.
+
+    points (n, d); loss (n,) at `points`; start_loss (n,); steps, evaluations (n,) int64;
+    status n of "converged", "steps" (used up), "nan".
+    """
+
+    points: Tensor
+    loss: Tensor
+    start_loss: Tensor
+    steps: Tensor
+    evaluations: Tensor
+    status: tuple[Status, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LBFGS:
+    """Limited-memory BFGS with the semantics and defaults of `torch.optim.LBFGS`.
+
+    A step is up to `max_iter` iterations of d = -H g, x += t d. Without line search t is `lr`
+    (min(1, 1/|g|_1) lr in the very first iteration) and a full step is exactly `max_iter`
+    evaluations; with it t satisfies the strong Wolfe conditions (Nocedal and Wright, algorithms
+    3.5 and 3.6). A tolerance_change exit ends a step and the next one moves again from there; only
+    max|g| <= tolerance_grad at a step's start, or a directional derivative above
+    -tolerance_change, is final. A pair enters the history when y.s > 1e-10.
+
+    steps: limit on steps. max_eval: evaluations that end a step; None means max_iter * 5 // 4.
+    """
+
+    steps: int = 300
+    lr: float = 1.0
+    max_iter: int = 20
+    max_eval: int | None = None
+    tolerance_grad: float = 1e-7
+    tolerance_change: float = 1e-9
+    history: int = 100
+    line_search: bool = False
+
+    def minimise(
+        self, objective: Objective, start: Tensor, watch: StepWatch | None = None
+    ) -> Solution:
+        """Minimise n problems from `start` (n, d)."""
+        return _Engine(self, objective, start, watch).run()
+
+
+# ------------------------------------------------------------------- control of one problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluate:
+    """Evaluate at base + t * direction; keep the gradient in `slot`."""
+
+    t: float
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    loss: float
+    slope: float  # gradient . direction
+    gradient_max: float  # max |g|
+    gradient_sum: float  # sum |g|
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """Compute a new direction at the base point."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Directed:
+    slope: float
+    direction_max: float  # max |d|
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Make base + t * direction the base; its gradient is in `slot`."""
+
+    t: float
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class _StepDone:
+    """A step ended at base + t * direction (t = 0: at the base), having started at `loss`."""
+
+    t: float
+    loss: float
+
+
+_Request = _Evaluate | _Direction | _Move | _StepDone
+_Control = Generator[_Request, "_Evaluated | _Directed | None", Status]
+
+_SLOTS = 4  # base, and the three points a line search needs at most
+
+
+def _control(o: LBFGS, counts: _Counts) -> _Control:
+    """One problem from its start to its final status, step for step as `torch.optim.LBFGS`."""
+    at = yield from _evaluate(0.0, 0)
+    counts.start_loss = at.loss
+    max_eval = o.max_eval if o.max_eval is not None else o.max_iter * 5 // 4
+    first = True
+    while counts.steps < o.steps:
+        step_loss, step_evaluations, iteration = at.loss, 1, 0
+        if at.gradient_max <= o.tolerance_grad:
+            return "converged"
+        while True:
+            iteration += 1
+            directed = yield _Direction()
+            assert isinstance(directed, _Directed)
+            t = o.lr * (min(1.0, 1.0 / at.gradient_sum) if first else 1.0)
+            first = False
+            if directed.slope > -o.tolerance_change:
+                return "converged"
+            previous = at
+            if o.line_search:
+                t, slot, at, used = yield from _strong_wolfe(t, at, directed, o.tolerance_change)
+                step_evaluations += used
+                yield _Move(t, slot)
+            elif iteration == o.max_iter:  # the step's last move is evaluated by the next step
+                counts.steps += 1
+                yield _StepDone(t, step_loss)
+                if counts.steps < o.steps:
+                    at = yield from _evaluate(t, 1)
+                    yield _Move(t, 1)
+                break
+            else:
+                at = yield from _evaluate(t, 1)
+                step_evaluations += 1
+                yield _Move(t, 1)
+            if (
+                iteration == o.max_iter
+                or step_evaluations >= max_eval
+                or at.gradient_max <= o.tolerance_grad
+                or abs(t) * directed.direction_max <= o.tolerance_change
+                or abs(at.loss - previous.loss) < o.tolerance_change
+            ):
+                counts.steps += 1
+                yield _StepDone(0.0, step_loss)
+                # torch evaluates the same point again when the next step begins: counted, not done.
+                counts.evaluations += counts.steps < o.steps
+                break
+    return "steps"
+
+
+def _evaluate(t: float, slot: int) -> Generator[_Request, _Evaluated | _Directed | None, _Evaluated]:
+    answer = yield _Evaluate(t, slot)
+    assert isinstance(answer, _Evaluated)
+    return answer
+
+
+@dataclass(slots=True)
+class _Counts:
+    steps: int = 0
+    evaluations: int = 0
+    start_loss: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    t: float
+    slot: int
+    at: _Evaluated
+
+
+def _strong_wolfe(
+    t: float,
+    base: _Evaluated,
+    directed: _Directed,
+    tolerance_change: float,
+    c1: float = 1e-4,
+    c2: float = 0.9,
+    max_evaluations: int = 25,
+) -> Generator[
+    _Request, _Evaluated | _Directed | None, tuple[float, int, _Evaluated, int]
+]:
+    """Bracket, then zoom; returns (t, slot of its gradient, values there, evaluations used)."""
+    slope = directed.slope
+    start = _Point(0.0, 0, _Evaluated(base.loss, slope, base.gradient_max, base.gradient_sum))
+    new = _Point(t, 1, (yield from _evaluate(t, 1)))
+    used, tries, old = 1, 0, start
+
+    def too_high(point: _Point) -> bool:
+        return point.at.loss > base.loss + c1 * point.t * slope
+
+    def flat(point: _Point) -> bool:
+        return abs(point.at.slope) <= -c2 * slope
+
+    while True:
+        if tries == max_evaluations:
+            bracket = [start, new]
+            break
+        if too_high(new) or (tries > 1 and new.at.loss >= old.at.loss):
+            bracket = [old, new]
+            break
+        if flat(new):
+            return new.t, new.slot, new.at, used
+        if new.at.slope >= 0:
+            bracket = [old, new]
+            break
+        low_t, high_t = new.t + 0.01 * (new.t - old.t), new.t * 10
+        t = _cubic_minimum(old, new, low_t, high_t)
+        old, slot = new, 3 - new.slot  # bracketing alternates between slots 1 and 2
+        new = _Point(t, slot, (yield from _evaluate(t, slot)))
+        used, tries = used + 1, tries + 1
+
+    stalled = False
+    low, high = (0, 1) if bracket[0].at.loss <= bracket[1].at.loss else (1, 0)
+    while tries < max_evaluations:
+        left, right = sorted(point.t for point in bracket)
+        if (right - left) * directed.direction_max < tolerance_change:
+            break
+        t = _cubic_minimum(bracket[0], bracket[1], left, right)
+        margin = 0.1 * (right - left)
+        if min(right - t, t - left) < margin:
+            # Too close to an end: once may be luck, twice (or outside) is a stall.
+            if stalled or t >= right or t <= left:
+                t = right - margin if abs(t - right) < abs(t - left) else left + margin
+                stalled = False
+            else:
+                stalled = True
+        else:
+            stalled = False
+        slot = min({1, 2, 3} - {point.slot for point in bracket})
+        new = _Point(t, slot, (yield from _evaluate(t, slot)))
+        used, tries = used + 1, tries + 1
+        if too_high(new) or new.at.loss >= bracket[low].at.loss:
+            bracket[high] = new
+            low, high = (0, 1) if bracket[0].at.loss <= bracket[1].at.loss else (1, 0)
+            continue
+        if flat(new):
+            return new.t, new.slot, new.at, used
+        if new.at.slope * (bracket[high].t - bracket[low].t) >= 0:
+            bracket[high] = bracket[low]
+        bracket[low] = new
+    best = bracket[low]
+    return best.t, best.slot, best.at, used
+
+
+def _cubic_minimum(one: _Point, two: _Point, low: float, high: float) -> float:
+    """Minimiser of the cubic through two values and slopes, kept inside [low, high]."""
+    first, second = (one, two) if one.t <= two.t else (two, one)
+    f1, g1, f2, g2 = first.at.loss, first.at.slope, second.at.loss, second.at.slope
+    if first.t == second.t:
+        return (low + high) / 2
+    d1 = g1 + g2 - 3 * (f1 - f2) / (first.t - second.t)
+    square = d1 * d1 - g1 * g2
+    if square < 0:
+        return (low + high) / 2
+    d2 = math.sqrt(square)
+    denominator = g2 - g1 + 2 * d2
+    if denominator == 0:
+        return (low + high) / 2
+    minimum = second.t - (second.t - first.t) * ((g2 + d2 - d1) / denominator)
+    return min(max(minimum, low), high)
+
+
+# ------------------------------------------------------------------- all problems together
+
+
+class _Engine:
+    """Answers the requests of all control generators with batched tensor operations.
+
+    Tensors have one row an active problem: base points x, gradient slots g, directions d, and a
+    ring of `history` pairs (s, y) a problem, layout (history, rows, d).
+    """
+
+    def __init__(
+        self, options: LBFGS, objective: Objective, start: Tensor, watch: StepWatch | None
+    ) -> None:
+        self.o, self.objective, self.watch = options, objective, watch
+        n, d = start.shape
+        self.rows = torch.arange(n, device=start.device)  # problem numbers of the active rows
+        self.x = start.clone()
+        self.g = start.new_zeros(_SLOTS, n, d)
+        self.d = start.new_zeros(n, d)
+        self.t = start.new_zeros(n)
+        self.previous_g = start.new_zeros(n, d)
+        self.s = start.new_zeros(options.history, n, d)
+        self.y = start.new_zeros(options.history, n, d)
+        self.rho = start.new_zeros(options.history, n)
+        self.scale = start.new_ones(n)  # H0 = scale * identity
+        self.pairs = torch.zeros(n, dtype=torch.int64, device=start.device)  # accepted so far
+        self.begun = [False] * n
+        self.counts = [_Counts() for _ in range(n)]
+        self.controls = [_control(options, counts) for counts in self.counts]
+        self.numbers = list(range(n))
+        self.best_x, self.best_loss = start.clone(), start.new_full((n,), math.inf)
+        self.status: list[Status] = ["steps"] * n
+
+    def run(self) -> Solution:
+        pending: list[_Request | None] = [next(control) for control in self.controls]
+        while self.numbers:
+            pending = self._answer(pending)
+            pending = self._compact(pending)
+        device = self.best_x.device
+        return Solution(
+            points=self.best_x,
+            loss=torch.where(torch.isfinite(self.best_loss), self.best_loss, math.nan),
+            start_loss=self.best_loss.new_tensor([c.start_loss for c in self.counts]),
+            steps=torch.tensor([c.steps for c in self.counts], device=device),
+            evaluations=torch.tensor([c.evaluations for c in self.counts], device=device),
+            status=tuple(self.status),
+        )
+
+    def _answer(self, pending: list[_Request | None]) -> list[_Request | None]:
+        """Answer one round: moves and step ends first (they need no arithmetic), then directions,
+        then one evaluation of everybody who waits for one."""
+        while self._some(pending, (_Move, _StepDone)):
+            self._report_steps(pending)
+            self._move(pending)
+        if chosen := self._some(pending, (_Direction,)):
+            for row, directed in zip(chosen, self._directions(chosen), strict=True):
+                pending[row] = self._resume(row, directed)
+        elif chosen := self._some(pending, (_Evaluate,)):
+            for row, evaluated in zip(chosen, self._evaluations(chosen, pending), strict=True):
+                pending[row] = None if evaluated is None else self._resume(row, evaluated)
+        return pending
+
+    def _resume(self, row: int, answer: _Evaluated | _Directed | None) -> _Request | None:
+        try:
+            return self.controls[row].send(answer)
+        except StopIteration as stop:
+            self.status[self.numbers[row]] = stop.value
+            return None
+
+    @staticmethod
+    def _some(pending: list[_Request | None], kinds: tuple[type, ...]) -> list[int]:
+        return [row for row, request in enumerate(pending) if isinstance(request, kinds)]
+
+    def _report_steps(self, pending: list[_Request | None]) -> None:
+        done = self._some(pending, (_StepDone,))
+        if not done:
+            return
+        requests = [pending[row] for row in done]
+        index = self._index(done)
+        t = self.x.new_tensor([r.t for r in requests])  # type: ignore[union-attr]
+        losses = self.x.new_tensor([r.loss for r in requests])  # type: ignore[union-attr]
+        if self.watch is not None:
+            steps = [self.counts[self.numbers[row]].steps for row in done]
+            points = torch.where((t == 0)[:, None], self.x[index], self._at(index, t))
+            self.watch(self.rows[index], torch.tensor(steps), points, losses)
+        for row in done:
+            pending[row] = self._resume(row, None)
+
+    def _move(self, pending: list[_Request | None]) -> None:
+        moving = self._some(pending, (_Move,))
+        if not moving:
+            return
+        requests = [pending[row] for row in moving]
+        index = self._index(moving)
+        slots = torch.tensor([r.slot for r in requests], device=self.x.device)  # type: ignore[union-attr]
+        t = self.x.new_tensor([r.t for r in requests])  # type: ignore[union-attr]
+        self.x[index] = self._at(index, t)
+        self.t[index] = t
+        self.g[0, index] = self.g[slots, index]
+        for row in moving:
+            pending[row] = self._resume(row, None)
+
+    def _at(self, index: Tensor, t: Tensor) -> Tensor:
+        return self.x[index] + t[:, None] * self.d[index]
+
+    def _index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self.x.device)
+
+    def _evaluations(
+        self, chosen: list[int], pending: list[_Request | None]
+    ) -> list[_Evaluated | None]:
+        """Evaluate; None for a problem that is no longer finite, which ends it."""
+        index = self._index(chosen)
+        requests = [pending[row] for row in chosen]
+        slots = torch.tensor([r.slot for r in requests], device=self.x.device)  # type: ignore[union-attr]
+        t = self.x.new_tensor([r.t for r in requests])  # type: ignore[union-attr]
+        points = self._at(index, t)
+        loss, gradient = padded(self.objective, points, self.rows[index])
+        self.g[slots, index] = gradient
+        slope = (gradient * self.d[index]).sum(dim=1)
+        size = gradient.abs()
+        finite = torch.isfinite(loss) & torch.isfinite(size.sum(dim=1))
+        numbers = self.rows[index]
+        better = finite & (loss < self.best_loss[numbers])
+        self.best_x[numbers[better]] = points[better]
+        self.best_loss[numbers[better]] = loss[better]
+        columns = torch.stack([loss, slope, size.amax(dim=1), size.sum(dim=1)], dim=1).tolist()
+        answers: list[_Evaluated | None] = []
+        for row, values, is_finite in zip(chosen, columns, finite.tolist(), strict=True):
+            self.counts[self.numbers[row]].evaluations += 1
+            if not is_finite:
+                self.status[self.numbers[row]] = "nan"
+            answers.append(_Evaluated(*values) if is_finite else None)
+        return answers
+
+    def _directions(self, chosen: list[int]) -> list[_Directed]:
+        """Update the history of these rows and compute their directions by the two-loop recursion."""
+        index = self._index(chosen)
+        g = self.g[0, index]
+        begun = torch.tensor([self.begun[row] for row in chosen], device=g.device)
+        for row in chosen:
+            self.begun[row] = True
+        y = g - self.previous_g[index]
+        s = self.d[index] * self.t[index][:, None]
+        ys = (y * s).sum(dim=1)
+        accepted = begun & (ys > 1e-10)
+        at = index[accepted]
+        slot = self.pairs[at] % self.o.history
+        self.s[slot, at], self.y[slot, at] = s[accepted], y[accepted]
+        self.rho[slot, at] = 1.0 / ys[accepted]
+        self.scale[at] = ys[accepted] / y[accepted].square().sum(dim=1)
+        self.pairs[at] += 1
+        self.previous_g[index] = g
+        d = self._two_loop(index, g)
+        self.d[index] = d
+        slope = (g * d).sum(dim=1)
+        columns = torch.stack([slope, d.abs().amax(dim=1)], dim=1).tolist()
+        return [_Directed(*values) for values in columns]
+
+    def _two_loop(self, index: Tensor, g: Tensor) -> Tensor:
+        """H g by the recursion of Nocedal and Wright, algorithm 7.4; returns -H g."""
+        pairs = self.pairs[index]
+        newest, oldest = (int(pairs.max()), int(pairs.min())) if len(pairs) else (0, 0)
+        together = newest == oldest and len(index) == len(self.numbers)
+        q = -g
+        steps = []
+        for back in range(1, min(newest, self.o.history) + 1):
+            if together:  # the usual case: views instead of copies
+                slot = (newest - back) % self.o.history
+                s, y, rho = self.s[slot], self.y[slot], self.rho[slot]
+            else:
+                at = (pairs - back) % self.o.history, index
+                # A row with fewer pairs gets rho = 0, which makes this step a no-op for it.
+                s, y, rho = self.s[at], self.y[at], torch.where(pairs >= back, self.rho[at], 0.0)
+            alpha = (s * q).sum(dim=1) * rho
+            q = torch.addcmul(q, alpha[:, None], y, value=-1)
+            steps.append((s, y, rho, alpha))
+        r = q * self.scale[index][:, None]
+        for s, y, rho, alpha in reversed(steps):
+            beta = (y * r).sum(dim=1) * rho
+            r = torch.addcmul(r, (alpha - beta)[:, None], s)
+        return r
+
+    def _compact(self, pending: list[_Request | None]) -> list[_Request | None]:
+        """Drop finished rows."""
+        alive = [row for row, request in enumerate(pending) if request is not None]
+        if len(alive) == len(pending):
+            return pending
+        index = self._index(alive)
+        for name in ("rows", "x", "d", "t", "previous_g", "scale", "pairs"):
+            setattr(self, name, getattr(self, name)[index])
+        for name in ("g", "s", "y", "rho"):
+            setattr(self, name, getattr(self, name)[:, index])
+        self.controls = [self.controls[row] for row in alive]
+        self.numbers = [self.numbers[row] for row in alive]
+        self.begun = [self.begun[row] for row in alive]
+        return [pending[row] for row in alive]
+
+
+def padded(objective: Objective, points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Call `objective` with copies of the first row up to a multiple of 8, and drop them again."""
+    k = len(points)
+    extra = -k % PAD
+    if extra:
+        points = torch.cat([points, points[:1].expand(extra, -1)])
+        numbers = torch.cat([numbers, numbers[:1].expand(extra)])
+    loss, gradient = objective(points, numbers)
+    return loss[:k].detach(), gradient[:k].detach()

@@ -1,0 +1,88 @@
+"""What a plugin file declares, read from its text without running it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """One listed name; `module` and `attribute` say what to import, `reason` why it is broken."""
+
+    name: str
+    origin: str
+    module: str
+    attribute: str = ""
+    path: Path | None = None
+    summary: str = ""
+    status: Literal["ok", "broken"] = "ok"
+    reason: str = ""
+
+
+def scan(module: str, path: Path, origin: str) -> list[Plugin]:
+    """Plugins of one file: its classes with a literal `name = "..."`; at least one, maybe broken.
+
+    A file that does not parse, imports a package that is not installed, or names no plugin is
+    returned as broken under its own stem, so that listing never fails and hides nothing.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError) as error:
+        return [broken(path.stem, origin, module, one_line(error), path)]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    named = [(name, node) for node in classes if (name := _name(node))]
+    if not named:
+        reason = f'{path.name} has no class with a literal name = "..."'
+        return [broken(path.stem, origin, module, reason, path)]
+    if missing := _missing_import(tree):
+        return [broken(name, origin, module, missing, path) for name, _ in named]
+    return [
+        Plugin(
+            name=name,
+            origin=origin,
+            module=module,
+            attribute=node.name,
+            path=path,
+            summary=(ast.get_docstring(node) or ast.get_docstring(tree) or "").split("\n")[0],
+        )
+        for name, node in named
+    ]
+
+
+def broken(
+    name: str, origin: str, module: str, reason: str, path: Path | None = None
+) -> Plugin:
+    """A listed plugin that cannot be used, with the reason."""
+    return Plugin(
+        name=name, origin=origin, module=module, path=path, status="broken", reason=reason
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """Type and text of an error without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _name(node: ast.ClassDef) -> str | None:
+    for item in node.body:
+        target = item.targets[0] if isinstance(item, ast.Assign) else getattr(item, "target", None)
+        value = getattr(item, "value", None)
+        literal = isinstance(value, ast.Constant) and isinstance(value.value, str)
+        if literal and isinstance(target, ast.Name) and target.id == "name":
+            return str(value.value)  # type: ignore[union-attr]
+    return None
+
+
+def _missing_import(tree: ast.Module) -> str:
+    for node in tree.body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for top in (name.partition(".")[0] for name in names):
+            if importlib.util.find_spec(top) is None:
+                return f"line {node.lineno}: no module named '{top}'"
+    return ""

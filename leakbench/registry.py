@@ -1,0 +1,76 @@
+"""Names -> plugins. A plugin is a class with a literal `name = "..."` in a file of a plugin folder.
+
+Built-in folders are `leakbench.attacks` and `leakbench.defenses`; other distributions bring theirs
+by an entry point of the same group that points at such a module. Listing reads files and imports
+none of them; `load` imports the one plugin asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal, cast
+
+from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.plugin_files import Plugin, broken, one_line, scan
+
+Kind = Literal["attacks", "defenses"]
+
+
+def discover(kind: Kind) -> list[Plugin]:
+    """All plugins of a kind by name; of two with one name the built-in stays, the other breaks."""
+    first: dict[str, Plugin] = {}
+    listed: list[Plugin] = []
+    for plugin in [*_built_in(kind), *_installed(kind)]:
+        owner = first.setdefault(plugin.name, plugin)
+        if owner is not plugin and plugin.status == "ok":
+            reason = f"the name '{plugin.name}' is taken by {owner.origin}"
+            plugin = replace(plugin, status="broken", reason=reason)
+        listed.append(plugin)
+    return sorted(listed, key=lambda plugin: plugin.name)
+
+
+def find(kind: Kind, name: str, where: str = "") -> Plugin:
+    """The usable plugin `name`; LeakbenchError names the choices, or says why it is broken."""
+    same = [plugin for plugin in discover(kind) if plugin.name == name]
+    for plugin in same:
+        if plugin.status == "ok":
+            return plugin
+    if same:
+        raise LeakbenchError(f"{kind[:-1]} '{name}' ({same[0].origin}): {same[0].reason}")
+    raise unknown_name(kind[:-1], name, [p.name for p in discover(kind) if p.status == "ok"], where)
+
+
+def load(kind: Kind, name: str) -> type:
+    """Import the class of plugin `name`; LeakbenchError if there is none or its import fails."""
+    plugin = find(kind, name)
+    try:
+        return cast(type, getattr(importlib.import_module(plugin.module), plugin.attribute))
+    except Exception as error:  # foreign code may fail in any way; the text names it
+        text = f"{kind[:-1]} '{name}' ({plugin.origin}): import failed: {one_line(error)}"
+        raise LeakbenchError(text) from error
+
+
+def _built_in(kind: Kind) -> Iterator[Plugin]:
+    for folder in importlib.import_module(f"leakbench.{kind}").__path__:
+        for path in sorted(Path(folder).glob("[!_]*.py")):
+            yield from scan(f"leakbench.{kind}.{path.stem}", path, f"leakbench ({path.name})")
+
+
+def _installed(kind: Kind) -> Iterator[Plugin]:
+    for point in entry_points(group=f"leakbench.{kind}"):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        try:
+            spec = importlib.util.find_spec(point.module)
+        except (ImportError, ValueError, AttributeError) as error:
+            yield broken(point.name, origin, point.module, one_line(error))
+            continue
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            reason = f"no module named '{point.module}'"
+            yield broken(point.name, origin, point.module, reason)
+        else:
+            yield from scan(point.module, Path(spec.origin), origin)

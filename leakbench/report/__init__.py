@@ -1,0 +1,1 @@
+"""Tables, verdicts, galleries and HTML, made from records."""

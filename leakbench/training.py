@@ -1,0 +1,193 @@
+"""The training path with a defense inside; leaks are captured here, and replayed here.
+
+Central training is the same path with one client and one local step. The attacker's simulation of
+the path (`simulator`) runs the very same function on his dummy inputs, with the victims on the
+client axis and a context without noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import (
+    Context,
+    Defense,
+    Gradients,
+    LeakPoint,
+    Model,
+    Observation,
+    Replay,
+    Simulate,
+    State,
+    Weights,
+    concatenate,
+)
+from leakbench.gradients import of_batch, per_example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """inputs (clients, B, *input shape), labels (clients, B) or (clients, B, classes) soft;
+    mask (clients, B) False where a client has fewer examples; None when all are full."""
+
+    inputs: Tensor
+    labels: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """After one round: the gradient at the tapped leak point and what each side then holds.
+
+    weights: the aggregate of all clients, None when the path stopped at the tap.
+    state: the defense's state after the hooks that ran.
+    """
+
+    tapped: Gradients | None
+    weights: Weights | None
+    state: State
+
+
+def run_round(
+    model: Model,
+    weights: Weights,
+    batches: Sequence[Batch],
+    defense: Defense,
+    state: State,
+    context: Context,
+    *,
+    learning_rate: float = 0.1,
+    point: LeakPoint | None = None,
+    stop_at_tap: bool = False,
+    chunk_size: int | None = None,
+) -> Round:
+    """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
+
+    All clients start from the same `weights` (no client axis); after the first local step each
+    has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
+    needs no more). chunk_size bounds the memory of per-example gradients, not the result.
+    """
+    local, stacked, tapped = weights, False, None
+    for iteration, batch in enumerate(batches):
+        here = replace(context, iteration=context.iteration + iteration)
+        at_tap = point is not None and point.type == 2 and point.iteration == here.iteration
+        wants_examples = at_tap and point is not None and point.view == "example"
+        if defense.granularity == "example" or wants_examples:
+            gradients = per_example(
+                model, local, batch.inputs, batch.labels,
+                stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
+            )  # fmt: skip
+            gradients, state = defense.on_examples(gradients, state, here)
+            if wants_examples:
+                tapped = gradients
+                if stop_at_tap:
+                    return Round(tapped=tapped, weights=None, state=state)
+            gradients = gradients.mean("example")
+        else:
+            gradients = of_batch(model, local, batch.inputs, batch.labels, stacked=stacked)
+        gradients, state = defense.on_batch(gradients, state, here)
+        if at_tap and not wants_examples:
+            tapped = gradients
+            if stop_at_tap:
+                return Round(tapped=tapped, weights=None, state=state)
+        local = {k: local[k] - learning_rate * v for k, v in gradients.tensors.items()}
+        stacked = True
+    update = Gradients({k: local[k] - weights[k] for k in weights}, ("client",))
+    update, state = defense.on_update(update, state, context)
+    if point is not None and point.type == 1:
+        tapped = update
+        if stop_at_tap:
+            return Round(tapped=tapped, weights=None, state=state)
+    update, state = defense.on_receipt(update, state, context)
+    if point is not None and point.type == 0:
+        tapped = update
+    aggregate = update.mean("client")
+    moved = {k: weights[k] + aggregate.tensors[k] for k in weights}
+    return Round(tapped=tapped, weights=moved, state=state)
+
+
+def capture(
+    model: Model,
+    weights: Weights,
+    batches: Sequence[Batch],
+    defense: Defense,
+    context: Context,
+    point: LeakPoint,
+    victims: Tensor | None = None,
+    *,
+    state: State = None,
+    learning_rate: float = 0.1,
+    chunk_size: int | None = None,
+) -> Gradients:
+    """Run the real step(s) and return what leaks at `point`, axes ("client",): one row a victim.
+
+    victims: for the example view, (v, 2) pairs (client, place in his batch); else every client
+    is a victim.
+    """
+    with torch.no_grad():
+        tapped = run_round(
+            model, weights, batches, defense, state, context,
+            learning_rate=learning_rate, point=point, stop_at_tap=True, chunk_size=chunk_size,
+        ).tapped  # fmt: skip
+    assert tapped is not None
+    if "example" not in tapped.axes:
+        return tapped
+    assert victims is not None
+    rows = victims.unbind(dim=1)
+    return Gradients({k: v[rows] for k, v in tapped.tensors.items()}, ("client",))
+
+
+def simulator(
+    model: Model,
+    observations: Sequence[Observation],
+    replays: Sequence[Replay],
+    replay_of: Tensor,
+    point: LeakPoint,
+    *,
+    learning_rate: float = 0.1,
+) -> Simulate:
+    """The attacker's own run of the path, for victims of several defenses in one batch.
+
+    replays: the defenses to run without noise; a naive attacker's is the base class `Defense`,
+    which does nothing. replay_of: (n,) which of them each victim's gradient went through.
+    """
+
+    def simulate(inputs: Tensor, labels: Tensor, rows: Tensor, observation: int = 0) -> Gradients:
+        seen, which = observations[observation], replay_of[rows]
+        example_view = point.type == 2 and point.view == "example"
+        if example_view:  # the costly part once for all defenses, then each one's hooks
+            gradients = per_example(model, seen.weights, inputs, labels)
+        order, parts = [], []
+        for number in which.unique().tolist():
+            chosen = torch.nonzero(which == number).flatten()
+            replay = replays[number]
+            context = replace(
+                replay.context,
+                noise=None,
+                batch_size=inputs.shape[1],
+                clients=tuple(range(len(chosen))),
+                observation=seen.gradients.select(rows[chosen]),
+            )
+            if example_view:
+                shown, _ = replay.defense.on_examples(
+                    gradients.select(chosen), replay.state, context
+                )
+                parts.append(shown.mean("example"))
+            else:
+                tapped = run_round(
+                    model, seen.weights, [Batch(inputs=inputs[chosen], labels=labels[chosen])],
+                    replay.defense, replay.state, context,
+                    learning_rate=learning_rate, point=point, stop_at_tap=True,
+                ).tapped  # fmt: skip
+                assert tapped is not None
+                parts.append(tapped)
+            order.append(chosen)
+        if len(parts) == 1:
+            return parts[0]
+        return concatenate(parts).select(torch.cat(order).argsort())
+
+    return simulate

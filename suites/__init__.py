@@ -1,0 +1,1 @@
+"""Suites, one TOML file each; installed as leakbench.suites."""

@@ -1,0 +1,619 @@
+"""Data sets, samples and the data root, against known numbers and damaged files."""
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from leakbench import data
+from leakbench.data import catalog, datasets, prepare, readers
+from leakbench.errors import DataMissing, LeakbenchError
+
+SAMPLED = ("mnist", "fashion_mnist", "cifar10")
+REPOSITORY = Path(__file__).parents[1]
+
+
+def script() -> ModuleType:
+    """scripts/make_samples.py as a module."""
+    path = REPOSITORY / "scripts" / "make_samples.py"
+    spec = importlib.util.spec_from_file_location("make_samples", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def imbalance(labels: torch.Tensor, classes: int) -> int:
+    """The largest difference between two classes' counts over all prefixes of the labels."""
+    counts = torch.nn.functional.one_hot(labels, classes).cumsum(0)
+    return int((counts.amax(1) - counts.amin(1)).max())
+
+
+def digests(images: torch.Tensor) -> list[str]:
+    return [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in images]
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """No data set remembered from another test, nor kept for the next."""
+    datasets._load.cache_clear()
+    datasets._load_full.cache_clear()
+    yield
+    datasets._load.cache_clear()
+    datasets._load_full.cache_clear()
+
+
+# ---- the samples ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sample_has_its_counts_types_and_range(name: str) -> None:
+    found = data.load(name)
+    further = {"mnist": 3000, "fashion_mnist": 3000, "cifar10": 0}[name]
+    for images, labels, count in (
+        (found.candidates, found.candidate_labels, 1000),
+        (found.train, found.train_labels, 1000 + further),
+        (found.public, found.public_labels, 1000),
+    ):
+        assert images.shape == (count, *found.input_shape)
+        assert images.dtype == torch.float32
+        assert float(images.min()) == 0.0
+        assert float(images.max()) == 1.0
+        assert labels.shape == (count,)
+        assert labels.dtype == torch.int64
+        assert torch.bincount(labels).tolist() == [count // 10] * 10
+    assert torch.equal(found.train[:1000], found.candidates)
+    assert found.candidate_indices.dtype == torch.int64
+    assert len(set(found.candidate_indices.tolist())) == 1000
+    assert found.classes == len(found.class_names) == 10
+    assert found.source == "sample"
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_every_prefix_is_balanced(name: str) -> None:
+    found = data.load(name)
+    assert imbalance(found.candidate_labels, 10) == 1
+    assert imbalance(found.train_labels, 10) == 1
+    assert imbalance(found.public_labels, 10) == 1
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_no_image_occurs_twice(name: str) -> None:
+    found = data.load(name)
+    seen = digests(found.train) + digests(found.public)
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "means", "tolerance"),
+    [  # the published means of the full training sets; the tolerance is 4 standard errors
+        ("mnist", [0.1307], 0.004),
+        ("fashion_mnist", [0.2860], 0.012),
+        ("cifar10", [0.4914, 0.4822, 0.4465], 0.02),
+    ],
+)
+def test_means_are_near_the_published_ones(name: str, means: list[float], tolerance: float) -> None:
+    found = torch.cat([data.load(name).train, data.load(name).public]).mean((0, 2, 3))
+    torch.testing.assert_close(found, torch.tensor(means), atol=tolerance, rtol=0)
+
+
+def test_samples_are_small_and_match_their_checksums() -> None:
+    assert sum(path.stat().st_size for path in catalog.SAMPLES.iterdir()) <= 8_000_000
+    lines = (catalog.SAMPLES / "SHA256SUMS").read_text().splitlines()
+    listed = {file: digest for digest, file in (line.split("  ") for line in lines)}
+    assert set(listed) == {"mnist.npz", "fashion_mnist.npz", "cifar10.npz", "lfw_indices.json"}
+    for file, digest in listed.items():
+        assert hashlib.sha256((catalog.SAMPLES / file).read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_samples_are_plain_npz_with_fixed_dates(name: str) -> None:
+    path = catalog.SAMPLES / f"{name}.npz"
+    with np.load(path, allow_pickle=False) as arrays:
+        assert {key: arrays[key].dtype.name for key in arrays.files} == {
+            "images": "uint8",
+            "labels": "uint8",
+            "indices": "int32",
+            "split": "uint8",
+        }
+        assert np.all(np.diff(arrays["split"].astype(int)) >= 0)
+        assert torch.equal(torch.from_numpy(arrays["images"][:9]) / 255, data.load(name).train[:9])
+    with zipfile.ZipFile(path) as archive:
+        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_loading_twice_gives_the_same_object_and_checksums_differ_between_sets() -> None:
+    assert data.load("mnist") is data.load("mnist")
+    assert len({data.load(name).checksum for name in SAMPLED}) == 3
+
+
+def test_data_root_does_not_change_a_sample(tmp_path: Path, fresh: None) -> None:
+    before = data.load("cifar10").checksum
+    (tmp_path / "cifar10.npz").write_bytes(b"anything")
+    datasets._load.cache_clear()
+    assert data.load("cifar10", tmp_path).checksum == before
+
+
+def test_lfw_indices_are_those_of_the_script_and_balanced() -> None:
+    index = json.loads((catalog.SAMPLES / "lfw_indices.json").read_text())
+    make_samples = script()
+    assert index == make_samples.lfw_indices()
+    parts = [index[part] for part in ("candidates", "train", "public")]
+    assert [len(part) for part in parts] == [1000, 1267, 756]
+    assert sorted(i for part in parts for i in part) == list(range(3023))
+    labels = torch.arange(62).repeat_interleave(torch.tensor(make_samples.LFW_COUNTS))
+    assert imbalance(labels[index["candidates"]], 62) == 1
+    assert imbalance(labels[index["public"]][: 3 * 62], 62) == 1
+    assert torch.bincount(labels[index["public"]]).min() == 3
+
+
+# ---- names, roots, missing data ------------------------------------------------------------------
+
+
+def test_importing_and_describing_needs_no_torch() -> None:
+    code = (
+        "import sys, leakbench.data as d; rows = d.describe(); "
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules; "
+        "print([r['status'] for r in rows])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env={}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(["embedded sample"] * 3 + ["missing"])
+
+
+def test_describe_sees_complete_data_roots_only(tmp_path: Path) -> None:
+    for file in ("lfw.npz", "MNIST/raw/train-images-idx3-ubyte"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    rows = {row["name"]: row for row in data.describe(tmp_path)}
+    assert rows["lfw"]["status"] == "in data root"
+    assert rows["lfw"]["where"] == str(tmp_path)
+    assert rows["mnist"]["status"] == "embedded sample"
+    assert set(rows["lfw"]) == {"name", "title", "status", "where", "how_to_get", "licence"}
+
+
+def test_missing_lfw_says_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEAKBENCH_DATA", raising=False)
+    with pytest.raises(DataMissing, match=r"lfw.*LEAKBENCH_DATA is not set.*prepare DEST lfw"):
+        data.load("lfw")
+    monkeypatch.setenv("LEAKBENCH_DATA", str(tmp_path))
+    with pytest.raises(DataMissing) as caught:
+        data.load("lfw")
+    text = str(caught.value)
+    assert str(tmp_path / "lfw.npz") in text
+    assert "leakbench data prepare DEST lfw" in text
+    assert "LEAKBENCH_DATA=DEST" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", data.NAMES)
+def test_missing_full_data_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataMissing, match=f"prepare DEST {name}'"):
+        data.load_full(name, tmp_path)
+
+
+@pytest.mark.parametrize("get", [data.load, data.load_full])
+def test_unknown_name_gets_the_closest_match(get: Any) -> None:
+    with pytest.raises(LeakbenchError, match=r"'mnits' \(did you mean 'mnist'\?\).*cifar10.*lfw"):
+        get("mnits")
+    with pytest.raises(LeakbenchError, match="unknown data set"):
+        get("../mnist")
+
+
+def test_data_root_must_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEAKBENCH_DATA", "")
+    assert data.data_root() is None
+    monkeypatch.setenv("LEAKBENCH_DATA", str(tmp_path))
+    assert data.data_root() == tmp_path
+    monkeypatch.setenv("LEAKBENCH_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(LeakbenchError, match=r"LEAKBENCH_DATA: '.*nowhere' is not a folder"):
+        data.data_root()
+    with pytest.raises(LeakbenchError, match="is not a folder"):
+        data.load("lfw")
+
+
+# ---- damaged files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path:
+    """A private copy of the samples that `load` reads."""
+    for path in catalog.SAMPLES.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(catalog, "SAMPLES", tmp_path)
+    return tmp_path
+
+
+def test_a_changed_sample_is_refused(samples: Path) -> None:
+    content = bytearray((samples / "mnist.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (samples / "mnist.npz").write_bytes(content)
+    with pytest.raises(LeakbenchError, match=r"mnist\.npz: its SHA-256 is not.*reinstall"):
+        data.load("mnist")
+    data.load("fashion_mnist")
+
+
+@pytest.mark.parametrize("file", ["mnist.npz", "SHA256SUMS"])
+def test_an_absent_sample_is_named(samples: Path, file: str) -> None:
+    (samples / file).unlink()
+    with pytest.raises(LeakbenchError, match=f"{file}: cannot be read"):
+        data.load("mnist")
+
+
+def lfw_arrays() -> dict[str, Any]:
+    """What lfw.npz holds, with grey levels that tell the row instead of faces."""
+    x = np.zeros((3023, 32, 32, 3), np.uint8)
+    x[:, 0, 0, 0], x[:, 0, 0, 1] = np.arange(3023) // 256, np.arange(3023) % 256
+    y = np.repeat(np.arange(62, dtype=np.uint8), script().LFW_COUNTS)
+    return {"x": x, "y": y, "class_names": np.array([f"Person_{i:02d}" for i in range(62)])}
+
+
+@pytest.fixture(scope="module")
+def lfw_bytes() -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **lfw_arrays())
+    return stream.getvalue()
+
+
+def load_lfw(root: Path) -> data.Dataset:
+    datasets._load.cache_clear()
+    return data.load("lfw", root)
+
+
+def test_lfw_rows_come_in_the_order_of_the_index(tmp_path: Path, lfw_bytes: bytes) -> None:
+    (tmp_path / "lfw.npz").write_bytes(lfw_bytes)
+    found = load_lfw(tmp_path)
+    index = json.loads((catalog.SAMPLES / "lfw_indices.json").read_text())
+
+    def rows(images: torch.Tensor) -> list[int]:
+        corner = (images[:, :2, 0, 0] * 255).round().to(torch.int64)
+        return (corner[:, 0] * 256 + corner[:, 1]).tolist()
+
+    assert rows(found.candidates) == index["candidates"] == found.candidate_indices.tolist()
+    assert rows(found.train) == index["candidates"] + index["train"]
+    assert rows(found.public) == index["public"]
+    assert found.class_names[61] == "Person_61"
+    assert found.source == f"{tmp_path / 'lfw.npz'} (pixels differ from the reference copy)"
+    full = data.load_full("lfw", tmp_path)
+    assert torch.equal(full.train, (found.train * 255).round().to(torch.uint8))
+    assert torch.equal(full.test_labels, found.public_labels)
+
+
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_truncated_lfw_is_one_sentence(
+    share: float, tmp_path_factory: pytest.TempPathFactory, lfw_bytes: bytes
+) -> None:
+    root = tmp_path_factory.mktemp("truncated")
+    (root / "lfw.npz").write_bytes(lfw_bytes[: int(share * len(lfw_bytes))])
+    with pytest.raises(LeakbenchError, match=r"lfw\.npz: cannot be read as an npz file"):
+        load_lfw(root)
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.integers(0, 10**9), mask=st.integers(1, 255))
+def test_flipped_bits_give_the_same_data_or_one_sentence(
+    place: int, mask: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("flipped") / "file.npz"
+    wanted = {"x": readers.Wanted((7, 5), "uint8"), "t": readers.Wanted((2,), "str")}
+    x, t = np.arange(35, dtype=np.uint8).reshape(7, 5), np.array(["a", "bc"])
+    np.savez(path, x=x, t=t)
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= mask
+    path.write_bytes(content)
+    try:
+        found = readers.read_npz(path, wanted)
+    except LeakbenchError as problem:
+        assert str(path) in str(problem)
+        assert "\n" not in str(problem)
+    else:
+        assert np.array_equal(found["x"], x)
+        assert found["t"].tolist() == t.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": None}, "array 'x' is missing"),
+        ({"x": np.zeros((3022, 32, 32, 3), np.uint8)}, r"array 'x' is uint8 \(3022, 32, 32, 3\)"),
+        ({"x": np.zeros((3023, 32, 32, 3), np.float32)}, "array 'x' holds .* bytes, allowed"),
+        ({"y": np.zeros(3023, np.int8)}, r"array 'y' is int8 \(3023,\), it must be uint8"),
+        ({"y": np.zeros(3023, np.uint8)}, "the labels 'y' are not those of lfw_indices.json"),
+        ({"class_names": np.array([{}] * 62)}, "Object arrays cannot be loaded"),
+    ],
+)
+def test_wrong_lfw_arrays_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    arrays = {key: value for key, value in (lfw_arrays() | change).items() if value is not None}
+    np.savez_compressed(tmp_path / "lfw.npz", **arrays)
+    with pytest.raises(LeakbenchError, match=message):
+        load_lfw(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"\x80\x04N.", b"PK\x03\x04" + b"\0" * 99])
+def test_other_files_are_not_taken_for_npz(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lfw.npz").write_bytes(content)
+    with pytest.raises(LeakbenchError, match="cannot be read as an npz file"):
+        load_lfw(tmp_path)
+
+
+def test_idx_files_must_fit_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    content = idx_bytes(images)
+    path.write_bytes(content)
+    assert np.array_equal(readers.read_idx(path, (2, 3, 4)), images)
+    with pytest.raises(LeakbenchError, match="header"):
+        readers.read_idx(path, (3, 2, 4))
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(LeakbenchError, match=f"{length} bytes long, it must be 40"):
+            readers.read_idx(path, (2, 3, 4))
+
+
+# ---- preparing a data root -----------------------------------------------------------------------
+
+
+def idx_bytes(array: Any) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + bytes(array.tobytes())
+
+
+def tar_bytes(files: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def jpeg_bytes(grey: int) -> bytes:
+    """A 250 x 250 picture, black outside the rows and columns that are kept."""
+    pixels = np.zeros((250, 250, 3), np.uint8)
+    pixels[70:195, 78:172] = grey
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=100, subsampling=0)
+    return stream.getvalue()
+
+
+def announce(
+    monkeypatch: pytest.MonkeyPatch, name: str, contents: list[bytes], folder: Path
+) -> None:
+    """Put small archives into a folder and make their checksums the published ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for archive, content in zip(prepare.ARCHIVES[name], contents, strict=True):
+        path = folder / archive.file
+        path.write_bytes(content)
+        changed.append(
+            prepare.Archive(
+                file=archive.file,
+                urls=((folder / "absent").as_uri(), path.as_uri()),
+                algorithm=archive.algorithm,
+                digest=hashlib.new(archive.algorithm, content).hexdigest(),
+            )
+        )
+    monkeypatch.setitem(prepare.ARCHIVES, name, tuple(changed))
+
+
+def idx_archives(seed: int) -> tuple[list[bytes], list[bytes]]:
+    """Four gzip files as they are published and what is in them."""
+    random = np.random.default_rng(seed)
+    shapes: list[tuple[int, ...]] = [(6, 28, 28), (6,), (2, 28, 28), (2,)]
+    contents = [idx_bytes(random.integers(0, 10, shape, dtype=np.uint8)) for shape in shapes]
+    return [gzip.compress(content) for content in contents], contents
+
+
+def test_prepare_idx_sets_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    mnist, mnist_contents = idx_archives(1)
+    fashion, fashion_contents = idx_archives(2)
+    announce(monkeypatch, "mnist", mnist, source)
+    announce(monkeypatch, "fashion_mnist", fashion, source / "fashion_mnist")
+    lines: list[str] = []
+    prepare.prepare(dest, ["mnist", "fashion_mnist"], source, lines.append)
+    for name, contents in (("mnist", mnist_contents), ("fashion_mnist", fashion_contents)):
+        files = [dest / file for file in catalog.look_up(name).root_files]
+        assert [file.read_bytes() for file in files] == contents
+    assert not list(dest.rglob("*.part"))
+    assert not (dest / "downloads").exists()
+    assert lines[-1] == "fashion_mnist: ready"
+
+    kept = dest / "MNIST/raw/train-labels-idx1-ubyte"
+    kept.write_bytes(b"mine")
+    (dest / "MNIST/raw/train-images-idx3-ubyte").unlink()
+    prepare.prepare(dest, ["mnist", "fashion_mnist"], source, lines.append)
+    assert kept.read_bytes() == b"mine"
+    assert (dest / "MNIST/raw/train-images-idx3-ubyte").read_bytes() == mnist_contents[0]
+    assert lines[-1] == "fashion_mnist: already there"
+
+
+def test_prepare_cifar10_from_the_binary_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(3)
+    x = random.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    y = random.integers(0, 10, 12, dtype=np.uint8)
+    records = [bytes([y[i]]) + x[i].transpose(2, 0, 1).tobytes() for i in range(12)]
+    folder = "cifar-10-batches-bin"
+    files = {f"{folder}/data_batch_{i + 1}.bin": b"".join(records[2 * i : 2 * i + 2])
+             for i in (4, 3, 2, 1, 0)}  # fmt: skip
+    files |= {f"{folder}/test_batch.bin": b"".join(records[10:]), "../evil": b"no"}
+    announce(monkeypatch, "cifar10", [tar_bytes(files)], tmp_path / "source")
+    prepare.prepare(tmp_path / "dest", ["cifar10"], tmp_path / "source")
+    with np.load(tmp_path / "dest" / "cifar10.npz", allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["x_train"], x[:10])
+        assert np.array_equal(arrays["y_train"], y[:10])
+        assert np.array_equal(arrays["x_test"], x[10:])
+        assert np.array_equal(arrays["y_test"], y[10:])
+        assert tuple(arrays["class_names"]) == catalog.look_up("cifar10").class_names
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_prepare_lfw_keeps_people_with_enough_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grey = {"Zoe_B_0001": 40, "Zoe_B_0002": 80, "Ann_C_0002": 160, "Ann_C_0001": 120,
+            "Bob_A_0001": 200}  # fmt: skip
+    files = {f"lfw_funneled/{k[:-5]}/{k}.jpg": jpeg_bytes(v) for k, v in grey.items()}
+    files["lfw_funneled/pairs_01.txt"] = b"not a picture"
+    monkeypatch.setattr(prepare, "LFW_MIN_IMAGES", 2)
+    announce(monkeypatch, "lfw", [tar_bytes(files)], tmp_path)
+    prepare.prepare(tmp_path / "dest", ["lfw"], tmp_path)
+    with np.load(tmp_path / "dest" / "lfw.npz", allow_pickle=False) as arrays:
+        assert arrays["class_names"].tolist() == ["Ann_C", "Zoe_B"]
+        assert arrays["y"].tolist() == [0, 0, 1, 1]
+        assert arrays["x"].shape == (4, 32, 32, 3)
+        middle = arrays["x"][:, 8:24, 8:24].astype(int).mean((1, 2, 3))
+        assert np.abs(middle - [120, 160, 40, 80]).max() <= 1
+        # A crop that is off by one row or column would let black in at the border.
+        assert arrays["x"].min(axis=(1, 2, 3)).tolist() == pytest.approx([120, 160, 40, 80], abs=6)
+
+
+def test_prepare_refuses_a_wrong_checksum_and_missing_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    announce(monkeypatch, "cifar10", [b"as published"], source)
+    (source / "cifar-10-binary.tar.gz").write_bytes(b"another")
+    with pytest.raises(LeakbenchError, match=r"cifar-10-binary\.tar\.gz: its MD5 is .*must be"):
+        prepare.prepare(tmp_path / "dest", ["cifar10"], source)
+    with pytest.raises(DataMissing, match=r"'lfw-funneled\.tgz' is not in"):
+        prepare.prepare(tmp_path / "dest", ["lfw"], source)
+    with pytest.raises(LeakbenchError, match="did you mean 'lfw'"):
+        prepare.prepare(tmp_path / "dest", ["lfww"], source)
+    with pytest.raises(LeakbenchError, match="is not a folder"):
+        prepare.prepare(tmp_path / "dest", ["lfw"], source / "absent")
+    assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no archive", gzip.compress(b"no tar"), tar_bytes({}), tar_bytes({"a": b"b"})[:-20]],
+)
+@pytest.mark.parametrize("name", ["cifar10", "lfw"])
+def test_prepare_says_when_an_archive_makes_no_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    announce(monkeypatch, name, [content], tmp_path)
+    with pytest.raises(LeakbenchError):
+        prepare.prepare(tmp_path / "dest", [name], tmp_path)
+    assert not list((tmp_path / "dest").rglob("*"))
+
+
+def test_prepare_downloads_from_the_next_mirror_and_keeps_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives, contents = idx_archives(4)
+    announce(monkeypatch, "mnist", archives, tmp_path / "mirror")
+    lines: list[str] = []
+    prepare.prepare(tmp_path / "dest", ["mnist"], report=lines.append)
+    assert (tmp_path / "dest/MNIST/raw/t10k-labels-idx1-ubyte").read_bytes() == contents[3]
+    kept = sorted((tmp_path / "dest/downloads/mnist").iterdir())
+    assert [path.suffix for path in kept] == [".gz"] * 4
+    assert sum(line.startswith("mnist: fetching") for line in lines) == 8
+
+    for path in (tmp_path / "mirror").iterdir():
+        path.unlink()
+    (tmp_path / "dest/MNIST/raw/t10k-labels-idx1-ubyte").unlink()
+    prepare.prepare(tmp_path / "dest", ["mnist"])
+    assert (tmp_path / "dest/MNIST/raw/t10k-labels-idx1-ubyte").read_bytes() == contents[3]
+
+
+def test_prepare_says_when_every_mirror_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(monkeypatch, "cifar10", [b"as published"], tmp_path / "mirror")
+    (tmp_path / "mirror" / "cifar-10-binary.tar.gz").write_bytes(b"cut off")
+    with pytest.raises(
+        LeakbenchError, match=r"could not get.*absent.*MD5 is.*the source"
+    ) as caught:
+        prepare.prepare(tmp_path / "dest", ["cifar10"])
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "dest/downloads/cifar10").iterdir())
+
+    monkeypatch.setattr(prepare, "LIMIT_BYTES", 3)
+    with pytest.raises(LeakbenchError, match="more than the 3 bytes allowed"):
+        prepare.prepare(tmp_path / "dest", ["cifar10"])
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("mnist", torchvision.datasets.MNIST), ("fashion_mnist", torchvision.datasets.FashionMNIST)],
+)
+def test_checksums_and_mirrors_are_those_of_torchvision(name: str, known: Any) -> None:
+    archives = prepare.ARCHIVES[name]
+    assert {(a.file, a.digest) for a in archives} == set(known.resources)
+    assert known.mirrors[0] + archives[0].file in archives[0].urls
+
+
+# ---- with a data root ----------------------------------------------------------------------------
+
+
+def full(name: str) -> data.FullDataset:
+    root = data.data_root()
+    if root is None:
+        pytest.skip("LEAKBENCH_DATA is not set")
+    return data.load_full(name, root)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sample_images_are_in_the_full_set(name: str) -> None:
+    whole, sample = full(name), data.load(name)
+    train = dict(zip(digests(whole.train), whole.train_labels.tolist(), strict=True))
+    test = dict(zip(digests(whole.test), whole.test_labels.tolist(), strict=True))
+
+    def check(images: torch.Tensor, labels: torch.Tensor, place: dict[str, int]) -> None:
+        found = digests((images * 255).round().to(torch.uint8))
+        assert [place.get(digest) for digest in found] == labels.tolist()
+
+    check(sample.train, sample.train_labels, train)
+    check(sample.public, sample.public_labels, train if name == "mnist" else test)
+    if name != "mnist":  # the others were taken from the files in their original order
+        there = (sample.candidates * 255).round().to(torch.uint8)
+        assert torch.equal(whole.train[sample.candidate_indices], there)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "mean"), [("mnist", 0.1307), ("fashion_mnist", 0.2860), ("cifar10", 0.4734)]
+)
+def test_full_sets_have_the_published_means(name: str, mean: float) -> None:
+    whole = full(name)
+    assert float(whole.train.double().mean() / 255) == pytest.approx(mean, abs=1e-4)
+    assert whole.test.shape == (10_000, *whole.input_shape)
+
+
+@pytest.mark.data
+def test_lfw_of_the_data_root() -> None:
+    whole, found = full("lfw"), data.load("lfw")
+    assert imbalance(found.candidate_labels, 62) == 1
+    assert torch.equal(whole.train[:1000], (found.candidates * 255).round().to(torch.uint8))
+    assert len(whole.train) == 2267
+    assert len(whole.test) == 756
+    assert len(set(digests(found.train) + digests(found.public))) == 3023
+    assert found.class_names[0] == "Alejandro_Toledo"
+    assert list(found.class_names) == sorted(found.class_names)
