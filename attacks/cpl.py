@@ -45,4 +45,4 @@ class CPL(Attack):
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         labels = leak.labels if leak.labels is not None else sign_rule_labels(leak)
         optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
-        return match(leak, self.start(leak, streams), labels, optimiser, watch)
+        return match(self, leak, self.start(leak, streams), labels, optimiser, watch)

@@ -43,4 +43,4 @@ class DLG(Attack):
         logits = logits.to(dtype=leak.dtype, device=leak.device)
         optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
         start = self.start(leak, streams)
-        return match(leak, start, logits, optimiser, watch, optimise_labels=True)
+        return match(self, leak, start, logits, optimiser, watch, optimise_labels=True)

@@ -24,6 +24,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from leakbench.names import Knowledge
+
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
 
@@ -32,7 +34,7 @@ State = Any
 
 Axis = Literal["client", "example"]
 Observer = Literal["model", "server", "type0", "type1", "type2"]
-Knowledge = Literal["naive", "adaptive"]
+
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
 
@@ -312,6 +314,20 @@ class Attack(ABC):
     def start(self, leak: Leak, streams: Streams) -> Tensor | None:
         """(n, B, *shape) the attack's first iterate, a baseline of every table; None if none."""
         return None
+
+    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """(k,) the attack's own loss of `inputs` for victims `rows`.
+
+        The harness evaluates it at the truth, to tell a failed optimiser from a gradient that no
+        longer points there. Default: squared L2 distance, summed over the observations.
+        """
+        from leakbench.matching import squared_distance  # matching builds on this module
+
+        losses = [
+            squared_distance(leak.simulate(inputs, labels, rows, number), seen.gradients.select(rows))
+            for number, seen in enumerate(leak.observations)
+        ]
+        return torch.stack(losses).sum(dim=0)
 
 
 # ---------------------------------------------------------------------------- defenses

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Gradients, Leak, Reconstruction, Watch
-from leakbench.matching import squared_distance
+from leakbench.contracts import Attack, Leak, Reconstruction, Watch
 from leakbench.optim import LBFGS
-
-Distance = Callable[[Gradients, Gradients], Tensor]
 
 
 def match(
+    attack: Attack,
     leak: Leak,
     start: Tensor,
     labels: Tensor,
@@ -23,13 +20,11 @@ def match(
     watch: Watch,
     *,
     optimise_labels: bool = False,
-    distance: Distance = squared_distance,
 ) -> Reconstruction:
-    """Move dummy inputs until their simulated gradient is the observed one.
+    """Move dummy inputs until `attack.loss` is least: their simulated gradient is the observed.
 
     start: (n, B, *input shape). labels: (n, B) class indices held fixed, or, with
     `optimise_labels`, (n, B, classes) logits optimised along with the inputs as soft labels.
-    The loss sums `distance` over the leak's observations.
     """
     n, batch = start.shape[:2]
     shape = tuple(start.shape[1:])
@@ -46,14 +41,7 @@ def match(
 
     def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         points = points.detach().requires_grad_()
-        inputs, targets = split(points, rows)
-        loss = sum(
-            (
-                distance(leak.simulate(inputs, targets, rows, number), seen.gradients.select(rows))
-                for number, seen in enumerate(leak.observations)
-            ),
-            start=points.new_zeros(()),
-        )
+        loss = attack.loss(leak, *split(points, rows), rows)
         return loss, torch.autograd.grad(loss.sum(), points)[0]
 
     def on_step(rows: Tensor, steps: Tensor, points: Tensor, losses: Tensor) -> None:

@@ -105,7 +105,7 @@ def _cnn2(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> Sigmoid
     )
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet]] = {
+BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet]] = {
     "lenet_cpl": _lenet_cpl,
     "lenet_dlg": _lenet_dlg,
     "cnn2": _cnn2,
@@ -120,9 +120,9 @@ def build(
     Raises:
         LeakbenchError: no such model.
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    return MODELS[name](input_shape, classes, scheme)
+    if name not in BUILDERS:
+        raise unknown_name("model", name, BUILDERS)
+    return BUILDERS[name](input_shape, classes, scheme)
 
 
 def digest(weights: Weights) -> str:

@@ -1,0 +1,478 @@
+"""The command line. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leakbench.errors import LeakbenchError
+
+if TYPE_CHECKING:
+    from leakbench.records import Run
+    from leakbench.runner import PlannedCell, Progress
+    from leakbench.suite import Plan
+
+RUNS = Path("results/runs")
+
+app = typer.Typer(
+    help="How much private training data does a gradient leak, under this defense, to this attacker?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: what is here, and how to get the rest.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+class Kind(StrEnum):
+    """What `list` can list."""
+
+    attacks = "attacks"
+    defenses = "defenses"
+    datasets = "datasets"
+    models = "models"
+    suites = "suites"
+
+
+class Format(StrEnum):
+    """Formats of a report."""
+
+    md = "md"
+    csv = "csv"
+    html = "html"
+    json = "json"
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+SuiteArgument = Annotated[str, typer.Argument(help="Name of a suite, or path of a .toml file.")]
+ProfileOption = Annotated[str, typer.Option(help="Profile of the suite: how much to run.")]
+DeviceOption = Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")]
+AttackOption = Annotated[
+    str | None, typer.Option("--attack", help="Run this attack instead of the suite's.")
+]
+DefenseOption = Annotated[
+    str | None, typer.Option("--defense", help="Run only this row, or this defense's defaults.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. attack.parameters.steps=50."),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name.")]
+
+
+@app.command("list")
+def list_command(
+    kind: Annotated[Kind | None, typer.Argument(help="Only this kind.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Import the plugins and run their contract tests.")
+    ] = False,
+) -> None:
+    """List attacks, defenses, data sets, models and suites; broken plugins with the reason."""
+    listed = {k.value: _listing(k, check) for k in ([kind] if kind else Kind)}
+    if as_json:
+        print(json.dumps(listed, indent=1))
+    else:
+        for name, rows in listed.items():
+            print(f"{name}:")
+            for row in rows:
+                notes = row.get("reason") or row.get("summary", "")
+                print(f"  {row['name']:<18} {row['status']:<16} {row['origin']:<28} {notes}".rstrip())
+    if check and any(row["status"] == "broken" for rows in listed.values() for row in rows):
+        raise typer.Exit(1)
+
+
+def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
+    if kind in (Kind.attacks, Kind.defenses):
+        from leakbench import registry
+
+        rows = []
+        for plugin in registry.discover(kind.value):  # type: ignore[arg-type]
+            status, reason = plugin.status, plugin.reason
+            if check and status == "ok":
+                from leakbench.testing import check_plugin
+
+                reason = check_plugin(kind.value, plugin.name)  # type: ignore[arg-type]
+                status = "broken" if reason else "ok"
+            rows.append(
+                {"name": plugin.name, "origin": plugin.origin, "status": status,
+                 "reason": reason, "summary": plugin.summary}
+            )  # fmt: skip
+        return rows
+    if kind is Kind.datasets:
+        from leakbench.data.catalog import describe
+
+        return [
+            {"name": row["name"], "origin": row["where"], "status": row["status"],
+             "reason": row["how_to_get"] if row["status"] == "missing" else "",
+             "summary": row["title"]}
+            for row in describe()
+        ]  # fmt: skip
+    if kind is Kind.models:
+        from leakbench.names import MODELS
+
+        return [
+            {"name": name, "origin": "leakbench", "status": "ok", "reason": "", "summary": summary}
+            for name, summary in MODELS.items()
+        ]
+    return _suites()
+
+
+def _suites() -> list[dict[str, str]]:
+    from leakbench import suite
+
+    rows = []
+    for name in suite.names():
+        try:
+            summary, status, reason = suite.read(name)[0].title, "ok", ""
+        except LeakbenchError as error:
+            summary, status, reason = "", "broken", str(error)
+        rows.append(
+            {"name": name, "origin": f"leakbench ({name}.toml)", "status": status,
+             "reason": reason, "summary": summary}
+        )  # fmt: skip
+    return rows
+
+
+@app.command()
+def run(
+    suite: SuiteArgument,
+    profile: ProfileOption = "quick",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run [results/runs/SUITE-PROFILE].")
+    ] = None,
+    device: DeviceOption = Device.auto,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")
+    ] = 0,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Victims solved together; never changes a result.")
+    ] = 128,
+    attack: AttackOption = None,
+    defense: DefenseOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run a suite, or what is left of it, and print its table."""
+    from leakbench import runner
+    from leakbench.data.catalog import data_root
+
+    plan = _plan(suite, profile, attack, defense, settings)
+    folder = out if out is not None else RUNS / f"{plan.suite.name}-{profile}"
+    where = _device(device)
+    count = workers or (1 if where == "cuda" else os.cpu_count() or 1)
+    with _interruptible(), _progress() as report:
+        outcome = runner.run(
+            plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
+            asked=suite, report=report,
+        )  # fmt: skip
+    if outcome.torn_bytes:
+        _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
+    if outcome.interrupted:
+        _say(f"stopped; {outcome.present + outcome.ran} of {outcome.planned} trials are kept in "
+             f"{folder}: run the same command again to go on")  # fmt: skip
+        raise typer.Exit(3)
+    text = _write_reports(folder)
+    print(text)
+    _say(
+        f"{outcome.planned} trials planned: {outcome.present} were there, {outcome.ran} run now, "
+        f"{outcome.skipped} skipped, {outcome.errors} in error; {folder}/report.md, .html, .json, .csv"
+    )
+    raise typer.Exit(1 if outcome.errors else 0)
+
+
+@app.command()
+def validate(
+    suite: SuiteArgument,
+    profile: ProfileOption = "quick",
+    device: DeviceOption = Device.auto,
+    attack: AttackOption = None,
+    defense: DefenseOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Say what would run, what is missing and roughly how long it takes; run nothing."""
+    from leakbench import runner
+    from leakbench.data.catalog import data_root
+
+    plan = _plan(suite, profile, attack, defense, settings)
+    where = _device(device)
+    planned = runner.plan_cells(plan, data_root(), where)
+    for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
+        cells = [cell for cell in planned if cell.cell.dataset == dataset]
+        rows = dict.fromkeys(cell.cell.defense_id for cell in cells)
+        attackers = dict.fromkeys(cell.cell.knowledge for cell in cells)
+        state = cells[0].skip and f"skipped, {cells[0].skip}"
+        print(f"{dataset}: {len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks "
+              f"x {plan.victims} victims {state}".rstrip())  # fmt: skip
+    trials = sum(plan.trials for cell in planned if not cell.skip)
+    print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned, plan)}")
+
+
+def _rough_time(planned: list[PlannedCell], plan: Plan) -> str:
+    """An upper bound from steps, at 20 evaluations a step and about a millisecond each."""
+    seconds = 0.0
+    for cell in planned:
+        steps = cell.cell.attack_parameters.get("steps")
+        if not cell.skip and isinstance(steps, int):
+            seconds += plan.trials * steps * 20 * 1.2e-3
+    cores = os.cpu_count() or 1
+    return f"at most about {max(1, round(seconds / cores / 60))} minutes on {cores} cores"
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    format: Annotated[Format, typer.Option(help="md, csv, html or json.")] = Format.md,
+    out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+) -> None:
+    """Print the table of a run: rates with intervals, printed numbers, verdicts, notes."""
+    text = _render(_existing(run), format)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LeakbenchError(f"{out}: cannot write: {error.strerror}") from None
+
+
+@app.command()
+def gallery(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="PNG to write [RUN/gallery.png].")] = None,
+) -> None:
+    """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
+    from leakbench.report import gallery as drawing
+
+    store = _existing(run)
+    plan, planned = _resolved(store)
+    path = out if out is not None else store.folder / "gallery.png"
+    try:
+        warnings = drawing.draw(store, plan, planned, path)
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+    for warning in warnings:
+        _say(warning)
+    _say(f"gallery: {path}")
+    html = store.folder / "report.html"
+    if out is None and html.exists():  # the picture goes into the page as well
+        html.write_text(_render(store, Format.html), encoding="utf-8")
+
+
+@app.command()
+def doctor() -> None:
+    """Check the environment: versions, devices, data, plugins."""
+    import platform
+    from importlib.metadata import version
+
+    import torch
+
+    from leakbench import registry
+    from leakbench.data.catalog import data_root, describe
+
+    print(f"python      {platform.python_version()}")
+    for name in ("leakbench", "torch", "torchvision", "numpy", "scipy", "scikit-image"):
+        print(f"{name:<11} {version(name)}")
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    print(f"cores       {os.cpu_count()} (one torch thread a worker; OMP_NUM_THREADS {threads})")
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    print(f"cuda        {cuda}")
+    print(f"data root   {data_root() or 'none (LEAKBENCH_DATA is not set)'}")
+    for row in describe():
+        missing = f"; get it: {row['how_to_get']}" if row["status"] == "missing" else ""
+        print(f"  {row['name']:<14} {row['status']}{missing}")
+    broken = [
+        (kind, plugin)
+        for kind in ("attacks", "defenses")
+        for plugin in registry.discover(kind)  # type: ignore[arg-type]
+        if plugin.status == "broken"
+    ]
+    for kind, plugin in broken:
+        print(f"broken {kind[:-1]} '{plugin.name}' ({plugin.origin}): {plugin.reason}")
+    raise typer.Exit(1 if broken else 0)
+
+
+@data_app.command("list")
+def data_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What is known, what is here, what is missing."""
+    from leakbench.data.catalog import describe
+
+    if as_json:
+        print(json.dumps(describe(), indent=1))
+        return
+    for row in describe():
+        print(f"{row['name']:<14} {row['status']:<16} {row['where']}")
+        print(f"{'':<14} {row['title']}; licence: {row['licence']}")
+        if row["status"] == "missing":
+            print(f"{'':<14} get it: {row['how_to_get']}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    dest: Annotated[Path, typer.Argument(help="Data root to lay out.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets [all].")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Folder that already holds the archives: no download.")
+    ] = None,
+) -> None:
+    """Download, check and lay out data sets; then set LEAKBENCH_DATA=DEST."""
+    from leakbench.data.prepare import prepare
+
+    prepare(dest, names or (), source=source, report=print)
+    _say(f"done; now set LEAKBENCH_DATA={dest}")
+
+
+# ------------------------------------------------------------------------------ helpers
+
+
+def _plan(
+    suite: str, profile: str, attack: str | None, defense: str | None, settings: list[str] | None
+) -> Plan:
+    from leakbench.suite import resolve
+
+    return resolve(suite, profile, attack=attack, defense=defense, settings=settings or ())
+
+
+def _device(device: Device) -> str:
+    if device is Device.cpu:
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device is Device.cuda:
+        raise LeakbenchError("--device cuda: torch sees no CUDA device; allowed here: cpu, auto")
+    return "cpu"
+
+
+def _existing(run: Path) -> Run:
+    from leakbench.records import Run
+
+    return Run.existing(run if run.exists() or not (RUNS / run).exists() else RUNS / run)
+
+
+def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
+    """The suite of a run as code and data are now."""
+    from leakbench import runner
+    from leakbench.data.catalog import data_root
+
+    asked = store.manifest()
+    plan = _plan(
+        asked["suite"], asked["profile"], asked["attack"], asked["defense"], asked["settings"]
+    )
+    return plan, runner.plan_cells(plan, data_root(), asked["device"])
+
+
+def _render(store: Run, format: Format) -> str:
+    from leakbench.report import cells, tables
+
+    plan, planned = _resolved(store)
+    content = cells.build(plan, planned, store.records(), store.manifest())
+    if format is Format.html:
+        picture = store.folder / "gallery.png"
+        return tables.to_html(content, picture.read_bytes() if picture.exists() else None)
+    make = {Format.md: tables.to_markdown, Format.csv: tables.to_csv, Format.json: tables.to_json}
+    return make[format](content)
+
+
+def _write_reports(folder: Path) -> str:
+    """Write the report in all formats; returns the Markdown."""
+    from leakbench.records import Run
+
+    store = Run.existing(folder)
+    texts = {format: _render(store, format) for format in Format}
+    for format, text in texts.items():
+        (folder / f"report.{format.value}").write_text(text, encoding="utf-8")
+    return texts[Format.md]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a run like Ctrl-C does: state kept, exit code 3."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on a terminal, a line a chunk elsewhere; both on stderr."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )  # fmt: skip
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("trials", total=None)
+
+            def show(progress: Progress) -> None:
+                bar.update(
+                    task, total=progress.total, completed=progress.done,
+                    description=_chunk_name(progress),
+                )  # fmt: skip
+
+            yield show
+        return
+
+    def line(progress: Progress) -> None:
+        counts = ", ".join(f"{n} {status}" for status, n in sorted(progress.statuses.items()))
+        _say(f"{progress.done}/{progress.total} trials, {progress.seconds:.0f} s: "
+             f"{_chunk_name(progress)}: {counts}")  # fmt: skip
+
+    yield line
+
+
+def _chunk_name(progress: Progress) -> str:
+    cell = progress.chunk.cells[0]
+    return f"{cell.dataset}, {cell.attack} {cell.knowledge}, network {progress.chunk.network}"
+
+
+def main() -> None:
+    """Entry point: bad input ends with one sentence and code 2, an interrupt with code 3."""
+    try:
+        app()
+    except LeakbenchError as error:
+        _say(f"leakbench: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _say("leakbench: stopped")
+        sys.exit(3)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The store: one JSON line a trial, one manifest an invocation, arrays in npz files.
+
+A run folder holds::
+
+    records.jsonl             one line a trial; a later line of the same trial replaces an earlier one
+    manifests/HASH.json       what was asked, of which code, on which machine
+    reconstructions/*.npz     raw reconstructions, snapshots, loss traces
+    .lock                     held by the one writer
+
+A batch of lines is appended by a single write and synced to disk, so a kill leaves at most one
+torn last line; it is cut off under the lock before the next append, and said so. Arrays are written
+to a temporary name and renamed before the lines that mention them. Files are read without pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from leakbench.errors import LeakbenchError
+
+SCHEMA = 1
+
+Record = dict[str, Any]
+Key = tuple[str, int]
+"""(identity of cell and network, victim)."""
+
+
+def key(record: Mapping[str, Any]) -> Key:
+    """What a record is about."""
+    return str(record["identity"]), int(record["victim"])
+
+
+class Run:
+    """A run folder opened for reading; `writing()` takes the lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "records.jsonl"
+
+    @staticmethod
+    def existing(folder: Path) -> Run:
+        """A folder that holds a run; LeakbenchError otherwise."""
+        run = Run(folder)
+        if not (folder / "manifests").is_dir():
+            raise LeakbenchError(f"{folder}: no run there; `leakbench run SUITE` makes one")
+        return run
+
+    def records(self) -> dict[Key, Record]:
+        """Last record of every trial. A torn last line is ignored; `writing` cuts it off."""
+        found: dict[Key, Record] = {}
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return found
+        # What follows the last newline is empty, or a torn line.
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                record = json.loads(line)
+                found[key(record)] = record
+            except (ValueError, KeyError, TypeError):
+                text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
+                raise LeakbenchError(text) from None
+            if record.get("schema") != SCHEMA:
+                text = (
+                    f"{self.path}, line {number}: schema {record.get('schema')}, "
+                    f"this leakbench reads {SCHEMA}"
+                )
+                raise LeakbenchError(text)
+        return found
+
+    def manifest(self) -> dict[str, Any]:
+        """The newest manifest."""
+        manifests = [self._manifest(path) for path in (self.folder / "manifests").glob("*.json")]
+        if not manifests:
+            raise LeakbenchError(f"{self.folder}: the run has no manifest")
+        return max(manifests, key=lambda manifest: str(manifest["started"]))
+
+    @staticmethod
+    def _manifest(path: Path) -> dict[str, Any]:
+        try:
+            return dict(json.loads(path.read_bytes()))
+        except ValueError:
+            raise LeakbenchError(f"{path}: not a manifest of leakbench") from None
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Arrays written under `name`; LeakbenchError when missing or damaged."""
+        path = self.folder / "reconstructions" / f"{Path(name).name}"
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return {field: archive[field] for field in archive.files}
+        except (OSError, ValueError, KeyError, EOFError, SyntaxError) as error:
+            raise LeakbenchError(f"{path}: cannot be read: {error}") from None
+
+    def writing(self) -> Writer:
+        """Take the lock; LeakbenchError if another process writes here or the folder cannot be."""
+        return Writer(self)
+
+
+class Writer:
+    """The one writer of a run; a context manager that holds the lock."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.torn = 0
+        try:
+            (run.folder / "manifests").mkdir(parents=True, exist_ok=True)
+            (run.folder / "reconstructions").mkdir(exist_ok=True)
+            self._lock = FileLock(run.folder / ".lock")
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise LeakbenchError(f"{run.folder}: another leakbench is writing there") from None
+        except OSError as error:
+            raise LeakbenchError(f"{run.folder}: not writable: {error.strerror}") from None
+
+    def __enter__(self) -> Writer:
+        try:
+            self._file = os.open(self.run.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._cut_torn_line()
+        except OSError as error:
+            self._lock.release()
+            raise LeakbenchError(f"{self.run.path}: not writable: {error.strerror}") from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+        self._lock.release()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add whole lines and sync; on a full disk the file is as it was before."""
+        if not records:
+            return
+        data = b"".join(encode(record) for record in records)
+        size = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, data)
+            if written != len(data):
+                raise OSError(28, "No space left on device")
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            raise LeakbenchError(f"{self.run.path}: cannot write: {error.strerror}") from None
+
+    def manifest(self, content: Mapping[str, Any]) -> str:
+        """Write a manifest; returns the hash that records carry."""
+        data = json.dumps(content, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        self._replace(self.run.folder / "manifests" / f"{digest}.json", data)
+        return digest
+
+    def arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write arrays under `name` (a file name ending in .npz)."""
+        path = self.run.folder / "reconstructions" / name
+        temporary = path.with_name(f".{name}.part")
+        try:
+            with open(temporary, "wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}.part")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+
+    def _cut_torn_line(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size == 0:
+            return
+        content = self.run.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        self.torn = size - whole
+        if self.torn:
+            os.ftruncate(self._file, whole)
+            os.fsync(self._file)
+
+
+def encode(record: Record) -> bytes:
+    """One line of canonical JSON; non-finite numbers must be None already."""
+    line = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return line.encode() + b"\n"
+
+
+def latest(records: Iterable[Record]) -> dict[Key, Record]:
+    """Last record of every trial."""
+    return {key(record): record for record in records}

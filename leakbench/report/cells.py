@@ -1,0 +1,700 @@
+"""Records -> the numbers of a report: one plain dictionary, the stable JSON interface.
+
+Everything a table, a page or another program may want is computed here and only here; the other
+modules of this package arrange it. All numbers are finite or None, so the result is strict JSON.
+
+What counts: a trial enters a rate unless it was skipped (no data) or has no record yet. Trials
+that ended in an error, out of memory or out of time are failures of the attack. Rates judge what
+the attack returned; `steps_to_success` looks at every iterate with the truth at hand (an oracle).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics as plain_statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from scipy.stats import norm
+
+from leakbench.data.catalog import look_up
+from leakbench.errors import LeakbenchError
+from leakbench.judging import STEP_RULES, TRIVIAL
+from leakbench.metrics import SuccessRule, judge
+from leakbench.names import JUDGED
+from leakbench.records import Key, Record
+from leakbench.statistics import (
+    Interval,
+    Verdict,
+    kaplan_meier_median,
+    mean_interval,
+    rate_interval,
+    rate_verdict,
+    ratio_verdict,
+)
+from leakbench.suite import Cell, Plan, PrintedTable, RuleTable
+
+if TYPE_CHECKING:
+    from leakbench.runner import PlannedCell
+
+Report = dict[str, Any]
+
+FEW_NETWORKS = 3
+"""Below this many networks the intervals of `statistics` are known to be too narrow."""
+
+BASELINES = ("start_image", "mean_image", "class_mean", "nearest_public")
+
+# What two rows must share in every trial to be called the same.
+_MEASURED = (
+    *("status", "steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess"),
+    *("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank"),
+    "first_step",
+)
+_NO_RECORD = ("skipped", "missing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A success rule with what a report says about it."""
+
+    judged: SuccessRule
+    label: str
+    paper: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in suites and records."""
+        return self.judged.name
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether records hold the first step at which it was met."""
+        return self.judged.kind in STEP_RULES
+
+    @property
+    def number(self) -> str:
+        """Field of a record that the rule compares with its threshold."""
+        kind = "distance" if self.judged.kind == "distance" else "mse"
+        return f"{kind}_{'clamped' if self.judged.clamp else 'raw'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trials:
+    """All trials of one cell: `entering` and `judged` hold one list a network."""
+
+    cell: Cell
+    counts: Mapping[str, int]
+    reason: str
+    entering: list[list[Record]]
+    judged: list[list[Record]]
+
+    @property
+    def all_entering(self) -> list[Record]:
+        return [record for network in self.entering for record in network]
+
+    @property
+    def all_judged(self) -> list[Record]:
+        return [record for network in self.judged for record in network]
+
+    @property
+    def networks(self) -> int:
+        """Networks with at least one trial."""
+        return sum(1 for network in self.entering if network)
+
+
+def build(
+    plan: Plan,
+    planned: Sequence[PlannedCell],
+    records: Mapping[Key, Record],
+    manifest: Mapping[str, Any],
+) -> Report:
+    """The whole report of a run.
+
+    Args:
+        plan: The suite as resolved now; decides rules, printed numbers and notes.
+        planned: Its cells with their identities; records of other identities are not looked at.
+        records: `Run.records()`.
+        manifest: `Run.manifest()`, passed on.
+
+    Returns:
+        A dictionary of plain values, strict JSON; `docs/reports.md` lists its keys.
+
+    Raises:
+        LeakbenchError: A printed number that cannot be what it says (a rate above 1).
+    """
+    rules = rules_of(plan)
+    trials = [_collect(each, records) for each in planned]
+    same = _same_rows(trials)
+    attacked = {
+        (each.cell.dataset, each.cell.defense_id)
+        for each in trials
+        if each.cell.knowledge == "adaptive" and each.all_entering
+    }
+    cells = []
+    for each, item in zip(trials, planned, strict=True):
+        row = (each.cell.dataset, each.cell.defense_id)
+        cells.append(
+            _cell(
+                each,
+                rules,
+                plan,
+                ceiling=_ceiling(each.cell.dataset, item.ceiling_mu),
+                guarantee=item.guarantee,
+                same_as=same.get((*row, each.cell.knowledge)),
+                adaptive_too=row in attacked,
+            )
+        )
+    datasets = list(dict.fromkeys(cell["dataset"] for cell in cells))
+    return {
+        "suite": plan.suite.name,
+        "profile": plan.profile,
+        "title": plan.suite.title,
+        "source": plan.suite.source,
+        "planned": sum(cell["planned"] for cell in cells),
+        "networks": plan.networks,
+        "victims": plan.victims,
+        "rules": [
+            {"name": rule.name, "label": rule.label, "kind": rule.judged.kind, "paper": rule.paper}
+            for rule in rules
+        ],
+        "datasets": {name: {"title": look_up(name).title} for name in datasets},
+        "cells": cells,
+        "notes": [*_suite_notes(plan, cells), *_computed_notes(cells, rules)],
+        "baselines": {
+            name: _baselines(_distinct(trials, name))
+            for name in datasets
+        },
+        "manifest": dict(manifest),
+    }
+
+
+def rules_of(plan: Plan) -> list[Rule]:
+    """The success rules of a plan, in the order of the suite file."""
+    return [
+        Rule(judged=success_rule(table), label=table.label, paper=table.paper)
+        for table in plan.suite.rules
+    ]
+
+
+def success_rule(table: RuleTable) -> SuccessRule:
+    """What a suite file says about a rule, as `metrics.judge` takes it."""
+    return SuccessRule(**table.model_dump(exclude={"label", "paper"}))
+
+
+def succeeded(rule: SuccessRule, record: Mapping[str, Any]) -> bool:
+    """Whether the returned iterate of a trial meets `rule`; False where nothing was returned."""
+    if record["status"] not in JUDGED:
+        return False
+    baselines = record.get("baselines") or {}
+    trivial = [baselines[name] for name in TRIVIAL if baselines.get(name) is not None]
+    return judge(
+        rule,
+        mse_raw=record.get("mse_raw"),
+        mse_clamped=record.get("mse_clamped"),
+        distance_raw=record.get("distance_raw"),
+        distance_clamped=record.get("distance_clamped"),
+        best_baseline_mse=min(trivial, default=None),
+        rank=record.get("rank"),
+    )
+
+
+# ------------------------------------------------------------------------------ trials
+
+
+def _collect(planned: PlannedCell, records: Mapping[Key, Record]) -> _Trials:
+    """Look up every planned trial and count how it ended."""
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    entering: list[list[Record]] = []
+    for identity, victims in zip(planned.identities, planned.victims, strict=True):
+        network = []
+        for victim in victims:
+            record = records.get((identity, victim))
+            if record is None:
+                counts["skipped" if planned.skip else "missing"] += 1
+                continue
+            counts[str(record["status"])] += 1
+            if record["status"] != "ok" and record.get("reason"):
+                reasons[str(record["reason"])] += 1
+            if record["status"] != "skipped":
+                network.append(record)
+        entering.append(network)
+    common = reasons.most_common(1)
+    return _Trials(
+        cell=planned.cell,
+        counts=counts,
+        reason=planned.skip or (common[0][0] if common else ""),
+        entering=entering,
+        judged=[[r for r in network if r["status"] in JUDGED] for network in entering],
+    )
+
+
+def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
+    """(data set, row, knowledge) -> an earlier row with the same numbers in every trial."""
+    first: dict[tuple[str, str, str], str] = {}
+    found = {}
+    for each in trials:
+        if not each.all_judged:
+            continue
+        cell = each.cell
+        numbers = sorted(
+            [record["network"], record["victim"], *(record.get(name) for name in _MEASURED)]
+            for record in each.all_entering
+        )
+        signature = json.dumps(numbers, sort_keys=True)
+        other = first.setdefault((cell.dataset, cell.knowledge, signature), cell.defense_id)
+        if other != cell.defense_id:
+            found[cell.dataset, cell.defense_id, cell.knowledge] = other
+    return found
+
+
+def _distinct(trials: Sequence[_Trials], dataset: str) -> list[Record]:
+    """One record a (network, victim) of a data set: baselines do not depend on the row."""
+    found: dict[tuple[int, int], Record] = {}
+    for each in trials:
+        if each.cell.dataset == dataset:
+            for record in each.all_judged:
+                found.setdefault((record["network"], record["victim"]), record)
+    return list(found.values())
+
+
+# ------------------------------------------------------------------------------ one cell
+
+
+def _cell(
+    trials: _Trials,
+    rules: Sequence[Rule],
+    plan: Plan,
+    *,
+    ceiling: float | None,
+    guarantee: str,
+    same_as: str | None,
+    adaptive_too: bool,
+) -> dict[str, Any]:
+    cell, counts = trials.cell, trials.counts
+    judged = trials.all_judged
+    printed = plan.printed.get((cell.dataset, cell.defense_id))
+    asr = {rule.name: rate_interval(_outcomes(trials, rule)) for rule in rules}
+    flags = Counter(name for record in trials.all_entering for name in record.get("flags") or ())
+    conditions = {
+        "non_adaptive_only": bool(
+            cell.knowledge == "naive" and trials.all_entering and not adaptive_too
+        ),
+        "above_ceiling": any(
+            _above(asr[rule.name], ceiling)
+            for rule in rules
+            if rule.judged.kind == "identified" and rule.judged.top == 1
+        ),
+        "few_networks": 0 < trials.networks < FEW_NETWORKS,
+        f"same_as: {same_as}": same_as is not None,
+    }
+    return {
+        "dataset": cell.dataset,
+        "model": cell.model,
+        "defense": cell.defense_id,
+        "label": cell.defense_label,
+        "attack": cell.attack,
+        "knowledge": cell.knowledge,
+        "leak": cell.leak,
+        "convention": cell.convention,
+        "planned": counts.total() if isinstance(counts, Counter) else sum(counts.values()),
+        **{status: counts.get(status, 0) for status in _STATUS_COLUMNS},
+        "reason": trials.reason,
+        "networks": trials.networks,
+        "asr": {name: interval.as_dict() for name, interval in asr.items()},
+        "mse": _median(judged, "mse_raw"),
+        "mse_clamped": _median(judged, "mse_clamped"),
+        "ssim": _median(judged, "ssim"),
+        "steps": _median(judged, "steps"),
+        "evaluations": _median(judged, "evaluations"),
+        "steps_to_success": {
+            rule.name: _steps_to_success(trials, rule) for rule in rules if rule.stepwise
+        },
+        "start_passes": [rule.name for rule in rules if _start_passes(judged, rule)],
+        "label_accuracy": _label_accuracy(judged),
+        "baselines": _baselines(judged),
+        "ceiling": ceiling,
+        "guarantee": guarantee,
+        "printed": {} if printed is None else _as_printed(printed),
+        "verdict": (
+            _verdict(trials, rules, printed, plan)
+            if printed is not None and cell.knowledge == "naive"
+            else {}
+        ),
+        "flags": [
+            *({"name": name, "count": count} for name, count in sorted(flags.items())),
+            *({"name": name, "count": None} for name, holds in conditions.items() if holds),
+        ],
+    }
+
+
+_STATUS_COLUMNS = ("ok", "nan", "diverged", "oom", "timeout", *_NO_RECORD[:1], "error", "missing")
+
+
+def _outcomes(trials: _Trials, rule: Rule) -> list[list[bool]]:
+    return [[succeeded(rule.judged, record) for record in network] for network in trials.entering]
+
+
+def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
+    """Effort to the first iterate that passes, over all trials and over successes only.
+
+    An attack that ended by itself (converged, nan) or crashed will never succeed: it is censored
+    at the end of the longest trial, not where it stopped, where Kaplan-Meier would assume that it
+    might have done as well as the others.
+    """
+    records = trials.all_entering
+    first = [(record.get("first_step") or {}).get(rule.name) for record in records]
+    spent = [record["steps"] for record in records if record.get("steps") is not None]
+    found = [step for step in first if step is not None]
+    end = max([*spent, *found], default=0)
+    return {
+        "median": kaplan_meier_median(
+            [end if step is None else step for step in first], [step is not None for step in first]
+        ),
+        "mean_of_successes": plain_statistics.fmean(found) if found else None,
+    }
+
+
+def _start_passes(judged: Sequence[Record], rule: Rule) -> bool:
+    """Whether the start already is a success for every victim: then the rate measures nothing."""
+    return bool(judged) and all(
+        (record.get("first_step") or {}).get(rule.name) == 0 for record in judged
+    )
+
+
+def _label_accuracy(judged: Sequence[Record]) -> float | None:
+    guesses = [r["label_guess"] == r["label"] for r in judged if r.get("label_guess") is not None]
+    return plain_statistics.fmean(guesses) if guesses else None
+
+
+def _baselines(records: Sequence[Record]) -> dict[str, float | None]:
+    """Mean clamped MSE of what needs no gradient."""
+    return {
+        name: _summary(((r.get("baselines") or {}).get(name) for r in records), _mean)
+        for name in BASELINES
+    }
+
+
+def _ceiling(dataset: str, mu: float | None) -> float | None:
+    """Largest chance of naming the victim among N candidates (Kaissis et al., arXiv 2307.03928)."""
+    if mu is None:
+        return None
+    candidates = look_up(dataset).sample_counts[0]
+    return float(norm.cdf(norm.ppf(1 / candidates) + mu))
+
+
+def _above(interval: Interval, ceiling: float | None) -> bool:
+    return ceiling is not None and interval.low is not None and interval.low > ceiling
+
+
+def _median(records: Iterable[Record], name: str) -> float | None:
+    return _summary((record.get(name) for record in records), plain_statistics.median)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return plain_statistics.fmean(values)
+
+
+def _summary(
+    values: Iterable[float | None], summarise: Callable[[list[float]], float]
+) -> float | None:
+    """`summarise` over the finite ones; None where there is none."""
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    result = summarise(finite) if finite else math.nan
+    return result if math.isfinite(result) else None
+
+
+# ------------------------------------------------------------------------------ verdicts
+
+
+def _as_printed(printed: PrintedTable) -> dict[str, str]:
+    return {
+        "asr": printed.asr,
+        "mse": printed.mse,
+        "attack_iterations": printed.attack_iterations,
+    }
+
+
+def _verdict(
+    trials: _Trials, rules: Sequence[Rule], printed: PrintedTable, plan: Plan
+) -> dict[str, Any]:
+    """Each printed number against each reading of what it may mean."""
+    where = f"{plan.file}, printed {printed.dataset}/{printed.defense}"
+    rate = _printed_number(printed.asr, f"{where}, key asr", highest=1.0)
+    error = _printed_number(printed.mse, f"{where}, key mse")
+    iterations = _printed_number(printed.attack_iterations, f"{where}, key attack_iterations")
+    paper = [rule for rule in rules if rule.paper]
+    found: dict[str, Any] = {
+        "asr": {
+            rule.name: rate_verdict(rate, rate_interval(_outcomes(trials, rule), level=0.90))
+            for rule in paper
+        },
+        "mse": {
+            rule.name: _error_reading(trials, rule, error, printed.mse) for rule in paper
+        },
+        "attack_iterations": _iteration_readings(
+            trials, rules, iterations, printed.attack_iterations
+        ),
+    }
+    found["summary"] = _sentence(found, trials, rules, printed)
+    return found
+
+
+def _printed_number(text: str, where: str, highest: float = math.inf) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 <= value <= highest):
+        allowed = "0 to 1" if highest == 1.0 else "finite and not negative"
+        raise LeakbenchError(f"{where}: a printed number must be {allowed}, got '{text}'")
+    return value
+
+
+def _error_reading(
+    trials: _Trials, rule: Rule, printed: float, text: str
+) -> dict[str, Any]:
+    """Mean error over successes under `rule`, or over all where none succeeds, as in the paper."""
+    successes = _successes(trials, rule)
+    any_success = any(successes)
+    chosen = successes if any_success else trials.judged
+    return _reading(
+        _finite_values(chosen, lambda record: record.get(rule.number)),
+        printed,
+        text,
+        "successes" if any_success else "all",
+    )
+
+
+def _iteration_readings(
+    trials: _Trials, rules: Sequence[Rule], printed: float, text: str
+) -> dict[str, dict[str, Any]]:
+    """Mean first step of successes under a rule, or steps spent by all where none succeeds."""
+    spent = _finite_values(trials.judged, lambda record: record.get("steps"))
+    own_stop = _reading(spent, printed, text, "all")
+    limit = trials.cell.attack_parameters.get("steps")
+    if isinstance(limit, int) and limit < printed:
+        # A profile that stops earlier than the paper cannot confirm or refute a printed limit.
+        own_stop["verdict"] = "inconclusive"
+    readings = {}
+    for rule in rules:
+        if not (rule.stepwise and (rule.paper or rule.judged.kind == "strict")):
+            continue
+        successes = _successes(trials, rule)
+        if any(successes):
+            steps = _finite_values(successes, lambda r, name=rule.name: r["first_step"].get(name))
+            readings[rule.name] = _reading(steps, printed, text, "successes")
+        else:
+            readings[rule.name] = dict(own_stop)
+    readings["own_stop"] = own_stop
+    return readings
+
+
+def _successes(trials: _Trials, rule: Rule) -> list[list[Record]]:
+    return [[r for r in network if succeeded(rule.judged, r)] for network in trials.judged]
+
+
+def _finite_values(
+    networks: Sequence[Sequence[Record]], value: Callable[[Record], float | None]
+) -> list[list[float]]:
+    found = [[value(record) for record in network] for network in networks]
+    return [[float(x) for x in network if x is not None and math.isfinite(x)] for network in found]
+
+
+def _reading(
+    values: Sequence[Sequence[float]], printed: float, text: str, over: str
+) -> dict[str, Any]:
+    interval = mean_interval(values, level=0.90)
+    # "0.003" may have been anything that rounds to it.
+    resolution = 0.5 * 10.0 ** int(Decimal(text).as_tuple().exponent)
+    verdict = ratio_verdict(printed, interval, resolution=resolution)
+    return {**interval.as_dict(), "over": over, "verdict": verdict}
+
+
+def _sentence(
+    found: Mapping[str, Any], trials: _Trials, rules: Sequence[Rule], printed: PrintedTable
+) -> str:
+    """Which reading, if any, reproduces each printed number."""
+    if not trials.all_entering:
+        return "Nothing was measured."
+    labels = {rule.name: rule.label for rule in rules} | {"own_stop": "own stop"}
+    numbers: list[tuple[str, str, Mapping[str, Verdict]]] = [
+        ("rate", printed.asr, found["asr"]),
+        ("MSE", printed.mse, _words(found["mse"])),
+        ("iterations", printed.attack_iterations, _words(found["attack_iterations"])),
+    ]
+    clauses = [f"{what} {text} {_outcome(words, labels)}" for what, text, words in numbers]
+    free = [rule.label for rule in rules if rule.paper and _start_passes(trials.all_judged, rule)]
+    if free:
+        clauses.append(f"the start image already passes ({'; '.join(free)})")
+    return f"Printed {'; '.join(clauses)}."
+
+
+def _words(readings: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:
+    return {name: reading["verdict"] for name, reading in readings.items()}
+
+
+def _outcome(words: Mapping[str, Verdict], labels: Mapping[str, str]) -> str:
+    for word in ("reproduced", "inconclusive"):
+        names = [f"'{labels[name]}'" for name, verdict in words.items() if verdict == word]
+        if names:
+            joined = ", ".join(names)
+            return f"is reproduced by {joined}" if word == "reproduced" else f"is open ({joined})"
+    return "is reproduced by no reading"
+
+
+# ------------------------------------------------------------------------------ notes
+
+
+def _note(
+    text: str,
+    source: str,
+    datasets: Sequence[str] | None = None,
+    defenses: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "text": text,
+        "source": source,
+        "datasets": None if datasets is None else list(datasets),
+        "defenses": None if defenses is None else list(defenses),
+    }
+
+
+def _suite_notes(plan: Plan, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Notes of the suite file about something that is in this report."""
+    return [
+        _note(note.text, "suite", note.datasets, note.defenses)
+        for note in plan.suite.notes
+        if any(
+            (note.datasets is None or cell["dataset"] in note.datasets)
+            and (note.defenses is None or cell["defense"] in note.defenses)
+            for cell in cells
+        )
+    ]
+
+
+def _computed_notes(
+    cells: Sequence[dict[str, Any]], rules: Sequence[Rule]
+) -> list[dict[str, Any]]:
+    return [
+        *_same_notes(cells),
+        *_start_notes(cells, rules),
+        *_ceiling_notes(cells),
+        *_adaptive_notes(cells),
+        *_network_notes(cells),
+        *_absence_notes(cells),
+    ]
+
+
+def flag_names(cell: Mapping[str, Any]) -> list[str]:
+    """Names of all flags of a cell."""
+    return [flag["name"] for flag in cell["flags"]]
+
+
+def _same_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One note a pair of rows, with the data sets and attackers where they agree."""
+    labels = {cell["defense"]: cell["label"] for cell in cells}
+    pairs: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for cell in cells:
+        for name in flag_names(cell):
+            if name.startswith("same_as: "):
+                pair = (cell["defense"], name.removeprefix("same_as: "))
+                attackers = pairs.setdefault(pair, {})
+                attackers.setdefault(cell["dataset"], []).append(cell["knowledge"])
+    notes = []
+    for (row, other), places in pairs.items():
+        where = ", ".join(f"{d} ({', '.join(known)})" for d, known in places.items())
+        text = f"{labels[row]} gives the same numbers as {labels[other]} in every trial: {where}."
+        notes.append(_note(text, "report", list(places), [row, other]))
+    return notes
+
+
+def _start_notes(
+    cells: Sequence[dict[str, Any]], rules: Sequence[Rule]
+) -> list[dict[str, Any]]:
+    """Rules that the start image meets in every cell of a data set."""
+    notes = []
+    measured = [cell for cell in cells if cell["networks"]]
+    for rule in rules:
+        datasets = [
+            dataset
+            for dataset in dict.fromkeys(cell["dataset"] for cell in measured)
+            if all(rule.name in c["start_passes"] for c in measured if c["dataset"] == dataset)
+        ]
+        if datasets:
+            text = (
+                f"Under '{rule.label}' the start image already passes for every victim "
+                f"({', '.join(datasets)}): this rate says nothing about the attack."
+            )
+            notes.append(_note(text, "report", datasets))
+    return notes
+
+
+def _ceiling_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        _note(
+            f"{cell['dataset']}, {cell['label']}, {cell['knowledge']}: more victims identified "
+            f"than the guarantee allows (ceiling {cell['ceiling']:.2g}): the mechanism or its "
+            "accounting is wrong.",
+            "report",
+            [cell["dataset"]],
+            [cell["defense"]],
+        )
+        for cell in cells
+        if "above_ceiling" in flag_names(cell)
+    ]
+
+
+def _adaptive_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows: dict[str, list[str]] = {}
+    labels = {}
+    for cell in cells:
+        if "non_adaptive_only" in flag_names(cell):
+            rows.setdefault(cell["defense"], []).append(cell["dataset"])
+            labels[cell["defense"]] = cell["label"]
+    return [
+        _note(
+            f"{labels[row]} ({', '.join(datasets)}) was attacked only by an attacker who ignores "
+            "the defense; low rates there are no evidence of protection.",
+            "report",
+            datasets,
+            [row],
+        )
+        for row, datasets in rows.items()
+    ]
+
+
+def _network_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    few = [cell for cell in cells if "few_networks" in flag_names(cell)]
+    if not few:
+        return []
+    least, most = min(c["networks"] for c in few), max(c["networks"] for c in few)
+    count = str(least) if least == most else f"{least} to {most}"
+    word = "network" if most == 1 else "networks"
+    text = (
+        f"Few networks: intervals rest on {count} {word} and are too narrow; they speak for these "
+        "weights only, and so does a 'not reproduced'."
+    )
+    return [_note(text, "report", list(dict.fromkeys(cell["dataset"] for cell in few)))]
+
+
+def _absence_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Planned trials that are in no rate."""
+    skipped: dict[tuple[str, str], int] = {}
+    missing: dict[str, int] = {}
+    for cell in cells:
+        if cell["skipped"]:
+            place = (cell["dataset"], cell["reason"])
+            skipped[place] = skipped.get(place, 0) + cell["skipped"]
+        if cell["missing"]:
+            missing[cell["dataset"]] = missing.get(cell["dataset"], 0) + cell["missing"]
+    notes = [
+        _note(f"{dataset}: {count} trials skipped, {reason}", "report", [dataset])
+        for (dataset, reason), count in skipped.items()
+    ]
+    if missing:
+        places = ", ".join(f"{dataset} {count}" for dataset, count in missing.items())
+        text = f"Planned trials without a result yet: {places}. Run the suite again to continue."
+        notes.append(_note(text, "report", list(missing)))
+    return notes

@@ -1,0 +1,363 @@
+"""Cells -> records: what is still to do, in chunks, by worker processes, written by one driver."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leakbench import models, registry
+from leakbench.contracts import Guarantee
+from leakbench.data import load
+from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.identity import source_digest
+from leakbench.metrics import METRICS_VERSION
+from leakbench.names import JUDGED
+from leakbench.plugin_files import one_line
+from leakbench.records import Key, Record, Run, Writer
+from leakbench.suite import Cell, Plan, canonical
+from leakbench.trials import Chunk, ChunkResult, build_defense, failed, network, run_chunk
+
+CHUNK = 128
+"""Victims solved together; bounds memory (L-BFGS history), never changes a result."""
+
+Report = Callable[["Progress"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCell:
+    """A cell with its resume keys and victims, one entry a network; `skip` says why none can run.
+
+    ceiling_mu: Gaussian-DP parameter of one observation at the tap, None without a guarantee.
+    """
+
+    cell: Cell
+    identities: tuple[str, ...]
+    victims: tuple[tuple[int, ...], ...]
+    skip: str
+    ceiling_mu: float | None
+    guarantee: str
+
+    def keys(self) -> Iterator[Key]:
+        """Resume keys of all its trials."""
+        for identity, victims in zip(self.identities, self.victims, strict=True):
+            for victim in victims:
+                yield identity, victim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A chunk is done: `done` of `total` trials, after `seconds`; `chunk` and its statuses."""
+
+    done: int
+    total: int
+    seconds: float
+    chunk: Chunk
+    statuses: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run went: trials planned, already there, run now, skipped, and in error."""
+
+    planned: int
+    present: int
+    ran: int
+    skipped: int
+    errors: int
+    torn_bytes: int
+    interrupted: bool
+
+
+def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
+    """Every cell of the plan with its identities, as code and data are now."""
+    return [_planned(plan, cell, root, device) for cell in plan.cells]
+
+
+def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedCell:
+    try:
+        dataset = load(cell.dataset, root)
+    except DataMissing as error:
+        return PlannedCell(
+            cell=cell,
+            identities=tuple(f"no-data-{j}" for j in range(plan.networks)),
+            victims=tuple(tuple(range(plan.victims)) for _ in range(plan.networks)),
+            skip=f"no data: {error}",
+            ceiling_mu=None,
+            guarantee="",
+        )
+    available = len(dataset.candidates)
+    if plan.victims * plan.networks > available:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
+            f"victims are more than the {available} candidates of {cell.dataset}"
+        )
+    plugins = tuple(
+        plugin.path
+        for kind, name in (("attacks", cell.attack), ("defenses", cell.defense))
+        if (plugin := registry.find(kind, name)).path is not None  # type: ignore[arg-type]
+    )
+    spec = cell.spec() | {
+        "data": dataset.checksum,
+        "metrics": METRICS_VERSION,
+        "source": source_digest(plugins),  # type: ignore[arg-type]
+        "device": torch.device(device).type,
+    }
+    identities, victims = [], []
+    guarantee = Guarantee(level="none")
+    for number in range(plan.networks):
+        _, weights = network(cell, dataset, number)
+        whole = spec | {"network": number, "weights_digest": models.digest(weights)}
+        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
+        victims.append(tuple(range(number * plan.victims, (number + 1) * plan.victims)))
+        guarantee = build_defense(cell).guarantee("type2", weights, cell.batch_size)
+    return PlannedCell(
+        cell=cell,
+        identities=tuple(identities),
+        victims=tuple(victims),
+        skip="",
+        ceiling_mu=guarantee.mu,
+        guarantee=_describe(guarantee),
+    )
+
+
+def _describe(guarantee: Guarantee) -> str:
+    if guarantee.mu is None:
+        return f"none: {guarantee.reason}"
+    return (
+        f"{guarantee.level}, {guarantee.relation}, sensitivity {guarantee.sensitivity:.3g} "
+        f"({guarantee.unit}, M={guarantee.tensors}), std {guarantee.noise_std:.3g}"
+    )
+
+
+def todo(planned: Sequence[PlannedCell], records: Mapping[Key, Record]) -> set[Key]:
+    """Trials without a judged record: new ones, and those that failed before."""
+    return {
+        key
+        for cell in planned
+        if not cell.skip
+        for key in cell.keys()
+        if key not in records or records[key]["status"] not in JUDGED
+    }
+
+
+def chunks(
+    planned: Sequence[PlannedCell], left: set[Key], root: Path | None, device: str, size: int
+) -> list[Chunk]:
+    """Trials left, grouped so that cells that share data, weights and attack share chunks.
+
+    Costly chunks come first, so that workers end together.
+    """
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in planned:
+        spec = cell.cell.spec()
+        for own in ("defense", "defense_parameters"):
+            del spec[own]
+        groups.setdefault(canonical(spec), []).append(cell)
+    made = []
+    for cells in groups.values():
+        for number in range(len(cells[0].identities)):
+            trials = [
+                (of, victim)
+                for of, cell in enumerate(cells)
+                for victim in cell.victims[number]
+                if (cell.identities[number], victim) in left
+            ]
+            for begin in range(0, len(trials), size):
+                made.append(
+                    Chunk(
+                        cells=tuple(cell.cell for cell in cells),
+                        identities=tuple(cell.identities[number] for cell in cells),
+                        network=number,
+                        trials=tuple(trials[begin : begin + size]),
+                        root=root,
+                        device=device,
+                    )
+                )
+    return sorted(made, key=_cost, reverse=True)
+
+
+def _cost(chunk: Chunk) -> tuple[int, int]:
+    cell = chunk.cells[0]
+    colour = 2 if cell.dataset in ("cifar10", "lfw") else 1
+    return len(chunk.trials) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    root: Path | None,
+    device: str = "cpu",
+    workers: int = 1,
+    chunk_size: int = CHUNK,
+    asked: str = "",
+    report: Report = lambda progress: None,
+) -> Outcome:
+    """Run what is left of a plan into `folder`; a finished plan is a no-op.
+
+    Raises:
+        LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
+    """
+    planned = plan_cells(plan, root, device)
+    store = Run(folder)
+    everything = [key for cell in planned if not cell.skip for key in cell.keys()]
+    skipped = sum(plan.trials for cell in planned if cell.skip)
+    with store.writing() as writer:
+        records = store.records()
+        left = todo(planned, records)
+        work = chunks(planned, left, root, device, chunk_size)
+        interrupted, errors = False, 0
+        done = len(everything) - len(left)
+        manifest = writer.manifest(_manifest(plan, planned, device, asked))
+        begun = time.monotonic()
+        for chunk, result, seconds in _results(work, workers):
+            if result is None:
+                interrupted = True
+                break
+            _store(writer, result, manifest, seconds)
+            statuses: dict[str, int] = {}
+            for record in result.records:
+                statuses[record["status"]] = statuses.get(record["status"], 0) + 1
+            errors += sum(n for status, n in statuses.items() if status not in JUDGED)
+            done += len(chunk.trials)
+            report(
+                Progress(
+                    done=done,
+                    total=len(everything),
+                    seconds=time.monotonic() - begun,
+                    chunk=chunk,
+                    statuses=statuses,
+                )
+            )
+    return Outcome(
+        planned=len(everything) + skipped,
+        present=len(everything) - len(left),
+        ran=done - (len(everything) - len(left)),
+        skipped=skipped,
+        errors=errors,
+        torn_bytes=writer.torn,
+        interrupted=interrupted,
+    )
+
+
+def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:
+    for name, arrays in result.arrays.items():
+        writer.arrays(name, arrays)
+    each = round(seconds / max(len(result.records), 1), 3)
+    host = {"manifest": manifest, "seconds": each}
+    writer.append([record | {"host": host} for record in result.records])
+
+
+Timed = tuple[Chunk, "ChunkResult | None", float]
+
+
+def _results(work: Sequence[Chunk], workers: int) -> Iterator[Timed]:
+    """Chunks as they get done, in this process or by workers; None after an interrupt."""
+    if workers <= 1 or len(work) <= 1:
+        torch.set_num_threads(1)
+        for chunk in work:
+            try:
+                yield _timed(chunk)
+            except KeyboardInterrupt:
+                yield chunk, None, 0.0
+                return
+        return
+    # spawn: a fork of a process that has used torch's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(workers, len(work)), mp_context=context, initializer=_start_worker
+    ) as pool:
+        waiting: set[Future[Timed]] = {pool.submit(_timed, chunk) for chunk in work}
+        try:
+            while waiting:
+                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            yield work[0], None, 0.0
+        except BrokenProcessPool:
+            raise LeakbenchError(
+                "a worker process was killed, out of memory perhaps; finished trials are kept: "
+                "run the same command again, with fewer --workers or a smaller --chunk"
+            ) from None
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
+    torch.set_num_threads(1)
+
+
+def _timed(chunk: Chunk) -> Timed:
+    begun = time.monotonic()
+    try:
+        result = run_chunk(chunk)
+    except torch.OutOfMemoryError as error:
+        result = failed(chunk, "oom", one_line(error))
+    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: that is a result
+        result = failed(chunk, "error", one_line(error))
+    return chunk, result, time.monotonic() - begun
+
+
+def _manifest(
+    plan: Plan, planned: Sequence[PlannedCell], device: str, asked: str
+) -> dict[str, Any]:
+    skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
+    return {
+        "suite": asked or plan.file,
+        "suite_digest": plan.file_digest,
+        "profile": plan.profile,
+        **plan.overrides,
+        "device": torch.device(device).type,
+        "device_name": _device_name(device),
+        "started": datetime.now(UTC).isoformat(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
+        "git": _git(),
+        "cells": len(planned),
+        "trials": sum(plan.trials for _ in planned),
+        "skipped": skipped,
+    }
+
+
+def _device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.machine()
+
+
+def _git() -> dict[str, Any]:
+    """Commit of the checkout the code is in, and whether it was changed; {} outside of one."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *words],
+                capture_output=True, text=True, timeout=10, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    return {"commit": commit, "dirty": bool(ask("status", "--porcelain"))}
+
+

@@ -1,0 +1,495 @@
+"""A suite file (TOML) -> cells: what to run, judge and compare, checked before anything starts.
+
+A suite is one table of one paper: data sets x defenses x knowledge, with the printed numbers beside
+them as strings, exactly as printed. Nothing in a suite is executed. `docs/suites.md` explains the
+keys; every mistake is reported with the file, the key and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from leakbench import registry
+from leakbench.names import MODELS, Knowledge
+from leakbench.data.catalog import look_up
+from leakbench.errors import LeakbenchError, unknown_name
+
+Scalar = bool | int | float | str
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelTable(_Table):
+    """[model] network and how its weights are drawn."""
+
+    name: str
+    weights: Literal["uniform", "default"] = "uniform"
+
+
+class TrainingTable(_Table):
+    """[training] central training; batch_size a data set; iterations planned (for decays)."""
+
+    mode: Literal["central"] = "central"
+    batch_size: dict[str, Positive]
+    iterations: Positive = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+
+
+class LeakTable(_Table):
+    """[leak] where the gradient is read: one example's, inside the first iteration."""
+
+    type: Literal[2] = 2
+    view: Literal["example"] = "example"
+    at: Literal["first"] = "first"
+
+
+class AttackTable(_Table):
+    """[attack] and [knowledge.*]: hyper-parameters; those not named keep the plugin's defaults."""
+
+    name: str
+    parameters: dict[str, Scalar] = {}
+
+
+class KnowledgeTable(_Table):
+    """[knowledge.naive], [knowledge.adaptive]: what this attacker sets differently."""
+
+    parameters: dict[str, Scalar] = {}
+
+
+class DefenseTable(_Table):
+    """[[defenses]] one row of the table; `datasets` restricts an extra row to some of them."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    name: str
+    label: str
+    parameters: dict[str, Scalar] = {}
+    datasets: list[str] | None = None
+
+
+class RuleTable(_Table):
+    """[[rules]] what counts as a success (see `metrics.SuccessRule`)."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    kind: Literal["mse", "distance", "strict", "identified"]
+    label: str
+    threshold: Annotated[float, Field(gt=0)] | None = None
+    clamp: bool = True
+    top: Positive = 1
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    paper: bool = False  # a reading of the paper's own rule: compared with its printed rate
+
+
+class PrintedTable(_Table):
+    """[[printed]] one printed cell, strings as printed."""
+
+    dataset: str
+    defense: str
+    asr: str
+    mse: str
+    attack_iterations: str
+
+
+class NoteTable(_Table):
+    """[[notes]] why a number cannot be reproduced, or what was chosen where the paper is silent."""
+
+    text: str
+    datasets: list[str] | None = None
+    defenses: list[str] | None = None
+
+
+class GalleryTable(_Table):
+    """[gallery] victims are those at these MSE quantiles of a reference cell, best first."""
+
+    quantiles: Annotated[list[Fraction], Field(min_length=1)] = [0.5]
+    defense: str = "none"
+    knowledge: Knowledge = "naive"
+
+
+class ProfileTable(_Table):
+    """[profiles.*] how much to run."""
+
+    networks: Positive
+    victims: Positive
+    parameters: dict[str, Scalar] = {}
+    snapshots: list[Annotated[int, Field(ge=1)]] = []
+
+
+class Suite(_Table):
+    """A whole suite file."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    title: str
+    paper: str
+    source: str
+    version: Positive
+    seed: Annotated[int, Field(ge=0)]
+    datasets: Annotated[list[str], Field(min_length=1)]
+    model: ModelTable
+    training: TrainingTable
+    leak: LeakTable = LeakTable()
+    attack: AttackTable
+    knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)]
+    defenses: Annotated[list[DefenseTable], Field(min_length=1)]
+    rules: Annotated[list[RuleTable], Field(min_length=1)]
+    printed: list[PrintedTable] = []
+    notes: list[NoteTable] = []
+    gallery: GalleryTable = GalleryTable()
+    profiles: Annotated[dict[str, ProfileTable], Field(min_length=1)]
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of the table with every parameter spelled out.
+
+    `rules` and both `parameters` are complete (after defaults), so that `spec()` says all that
+    decides a result but the data, the weights and the code.
+    """
+
+    dataset: str
+    model: str
+    weights: str
+    batch_size: int
+    iterations: int
+    learning_rate: float
+    leak: str
+    defense_id: str
+    defense_label: str
+    defense: str
+    defense_parameters: Mapping[str, Scalar]
+    attack: str
+    attack_parameters: Mapping[str, Scalar]
+    knowledge: Knowledge
+    rules: tuple[Mapping[str, Any], ...]
+    snapshots: tuple[int, ...]
+    seed: int
+    dtype: str
+
+    @property
+    def convention(self) -> str | None:
+        """Noise convention, where the defense has one."""
+        value = self.defense_parameters.get("convention")
+        return None if value is None else str(value)
+
+    def spec(self) -> dict[str, Any]:
+        """JSON-able description for identity; the row's id and label do not change a result."""
+        spec = dataclasses.asdict(self)
+        del spec["defense_id"], spec["defense_label"]
+        return spec
+
+    def __str__(self) -> str:
+        return f"{self.dataset}/{self.defense_id}/{self.attack}/{self.knowledge}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A suite resolved for one profile."""
+
+    suite: Suite
+    file: str
+    file_digest: str
+    profile: str
+    networks: int
+    victims: int
+    cells: tuple[Cell, ...]
+    printed: Mapping[tuple[str, str], PrintedTable]
+    overrides: Mapping[str, Any]
+
+    @property
+    def trials(self) -> int:
+        """Trials in every cell."""
+        return self.networks * self.victims
+
+
+def names() -> list[str]:
+    """Suites that come with leakbench."""
+    folder = resources.files("leakbench.suites")
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def read(suite: str) -> tuple[Suite, str, str]:
+    """Suite by name or path of a .toml file -> (suite, file, SHA-256 of its text)."""
+    raw, file = _text(suite)
+    return _parse(_toml(raw, file), file), file, hashlib.sha256(raw).hexdigest()
+
+
+def resolve(
+    suite: str,
+    profile: str = "quick",
+    *,
+    attack: str | None = None,
+    defense: str | None = None,
+    settings: Sequence[str] = (),
+) -> Plan:
+    """Suite by name or path -> all its cells, everything checked.
+
+    attack: run this plugin instead; parameters of the suite that it does not have are dropped.
+    defense: run only this row, or this plugin with its defaults. settings: `key.path=value`
+    overrides of the file, values in TOML.
+
+    Raises:
+        LeakbenchError: anything wrong, in one sentence naming file, key and allowed values.
+    """
+    raw, file = _text(suite)
+    document = _toml(raw, file)
+    for setting in settings:
+        _set(document, setting, file)
+    parsed = _parse(document, file)
+    if profile not in parsed.profiles:
+        raise unknown_name("profile", profile, parsed.profiles, f"{file}, key profiles")
+    chosen = parsed.profiles[profile]
+    return Plan(
+        suite=parsed,
+        file=file,
+        file_digest=hashlib.sha256(raw).hexdigest(),
+        profile=profile,
+        networks=chosen.networks,
+        victims=chosen.victims,
+        cells=_cells(parsed, chosen, file, attack, defense),
+        printed={} if attack not in (None, parsed.attack.name) else _printed(parsed),
+        overrides={"attack": attack, "defense": defense, "settings": list(settings)},
+    )
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+def _text(suite: str) -> tuple[bytes, str]:
+    if suite.endswith(".toml") or "/" in suite:
+        path = Path(suite)
+        try:
+            return path.read_bytes(), str(path)
+        except OSError as error:
+            raise LeakbenchError(f"suite file {path}: {error.strerror or error}") from None
+    if suite not in names():
+        raise unknown_name("suite", suite, names(), "or give the path of a .toml file")
+    return (resources.files("leakbench.suites") / f"{suite}.toml").read_bytes(), f"{suite}.toml"
+
+
+def _toml(raw: bytes, file: str) -> dict[str, Any]:
+    if not raw.strip():
+        raise LeakbenchError(f"{file}: the file is empty; a suite needs at least schema = 1")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise LeakbenchError(f"{file}: not a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise LeakbenchError(f"{file}: not valid TOML: {error}") from None
+
+
+def _parse(document: dict[str, Any], file: str) -> Suite:
+    try:
+        suite = Suite.model_validate(document)
+    except ValidationError as error:
+        raise LeakbenchError(f"{file}: {_explain(error)}") from None
+    _check(suite, file)
+    return suite
+
+
+def _explain(error: ValidationError) -> str:
+    """All mistakes pydantic found, a clause each: key, what is wrong, what is allowed."""
+    clauses = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"] if part != "[key]") or "file"
+        if item["type"] == "extra_forbidden":
+            allowed = _allowed_keys(item["loc"])
+            clauses.append(str(unknown_name("key", str(item["loc"][-1]), allowed, f"key {key}")))
+        elif item["type"] == "missing":
+            clauses.append(f"key {key}: missing")
+        else:
+            text = item["msg"][0].lower() + item["msg"][1:]
+            clauses.append(f"key {key}: {text}, got {item['input']!r}")
+    return "; ".join(dict.fromkeys(clauses))
+
+
+def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Keys of the table a misspelt key stands in."""
+    table: type[BaseModel] = Suite
+    for part in location[:-1]:
+        field = table.model_fields.get(str(part))
+        if field is None:
+            continue
+        inner = [t for t in _inner_types(field.annotation) if issubclass(t, BaseModel)]
+        table = inner[0] if inner else table
+    return [field.alias or name for name, field in table.model_fields.items()]
+
+
+def _inner_types(annotation: Any) -> list[type]:
+    if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
+        return [annotation]
+    return [t for part in getattr(annotation, "__args__", ()) for t in _inner_types(part)]
+
+
+def _check(suite: Suite, file: str) -> None:
+    """Names that refer to each other, and to data sets."""
+    ids = [defense.id for defense in suite.defenses]
+    rules = [rule.name for rule in suite.rules]
+    for what, found in (("defenses.id", ids), ("rules.name", rules)):
+        if twice := {name for name in found if found.count(name) > 1}:
+            raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
+    places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
+        ("training.batch_size", list(suite.training.batch_size), suite.datasets, "data set"),
+        ("gallery.defense", [suite.gallery.defense], ids, "row"),
+        ("gallery.knowledge", [suite.gallery.knowledge], list(suite.knowledge), "knowledge"),
+        ("printed.dataset", [p.dataset for p in suite.printed], suite.datasets, "data set"),
+        ("printed.defense", [p.defense for p in suite.printed], ids, "row"),
+        *(("defenses.datasets", d.datasets, suite.datasets, "data set") for d in suite.defenses),
+        *(("notes.datasets", n.datasets, suite.datasets, "data set") for n in suite.notes),
+        *(("notes.defenses", n.defenses, ids, "row") for n in suite.notes),
+    ]
+    for name in suite.datasets:
+        try:
+            look_up(name)
+        except LeakbenchError as error:
+            raise LeakbenchError(f"{file}, key datasets: {error}") from None
+        if name not in suite.training.batch_size:
+            raise LeakbenchError(f"{file}, key training.batch_size: no entry for '{name}'")
+    for key, used, allowed, kind in places:
+        for name in used or ():
+            if name not in allowed:
+                raise unknown_name(kind, name, allowed, f"{file}, key {key}")
+    for printed in suite.printed:
+        for key in ("asr", "mse", "attack_iterations"):
+            try:
+                float(getattr(printed, key))
+            except ValueError:
+                text = f"'{getattr(printed, key)}' is not a number"
+                raise LeakbenchError(f"{file}, key printed.{key}: {text}") from None
+
+
+def _set(document: dict[str, Any], setting: str, file: str) -> None:
+    """Apply one `key.path=value`; list items by number, e.g. defenses.1.parameters.clip=2."""
+    path, equals, value = setting.partition("=")
+    if not equals or not path.strip():
+        raise LeakbenchError(f"--set {setting}: write key.path=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a bare word is a string
+    *parents, last = path.strip().split(".")
+    node: Any = document
+    for part in parents:
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict):
+            node = node.setdefault(part, {})
+        else:
+            raise LeakbenchError(f"--set {path}: {file} has no table '{part}' there")
+    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
+        node[int(last)] = parsed
+    elif isinstance(node, dict):
+        node[last] = parsed
+    else:
+        raise LeakbenchError(f"--set {path}: {file} has no table to set '{last}' in")
+
+
+# ------------------------------------------------------------------------------ cells
+
+
+def _printed(suite: Suite) -> dict[tuple[str, str], PrintedTable]:
+    return {(p.dataset, p.defense): p for p in suite.printed}
+
+
+def _cells(
+    suite: Suite, profile: ProfileTable, file: str, attack: str | None, defense: str | None
+) -> tuple[Cell, ...]:
+    if suite.model.name not in MODELS:
+        raise unknown_name("model", suite.model.name, MODELS, f"{file}, key model.name")
+    chosen = suite.attack.name if attack is None else attack
+    where = "--attack" if attack is not None else f"{file}, key attack.name"
+    registry.find("attacks", chosen, where)
+    kind = registry.load("attacks", chosen)
+    rows = _rows(suite, file, defense)
+    parameters: dict[Knowledge, dict[str, Scalar]] = {}
+    for knowledge, table in suite.knowledge.items():
+        asked = suite.attack.parameters | profile.parameters | table.parameters
+        if attack is not None and attack != suite.attack.name:
+            fields = {field.name for field in dataclasses.fields(kind)}
+            asked = {k: v for k, v in asked.items() if k in fields}
+        parameters[knowledge] = complete(kind, asked, f"{file}, attack '{chosen}'")
+    rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
+    cells = []
+    for dataset in suite.datasets:
+        for row, full in rows:
+            if row.datasets is not None and dataset not in row.datasets:
+                continue
+            for knowledge in suite.knowledge:
+                cells.append(
+                    Cell(
+                        dataset=dataset,
+                        model=suite.model.name,
+                        weights=suite.model.weights,
+                        batch_size=suite.training.batch_size[dataset],
+                        iterations=suite.training.iterations,
+                        learning_rate=suite.training.learning_rate,
+                        leak=f"type{suite.leak.type}/{suite.leak.view}@{suite.leak.at}",
+                        defense_id=row.id,
+                        defense_label=row.label,
+                        defense=row.name,
+                        defense_parameters=full,
+                        attack=chosen,
+                        attack_parameters=parameters[knowledge],
+                        knowledge=knowledge,
+                        rules=rules,
+                        snapshots=tuple(sorted(set(profile.snapshots))),
+                        seed=suite.seed,
+                        dtype=suite.dtype,
+                    )
+                )
+    if not cells:
+        raise LeakbenchError(f"{file}: no cell is left to run; rows and data sets do not meet")
+    return tuple(cells)
+
+
+def _rows(
+    suite: Suite, file: str, defense: str | None
+) -> list[tuple[DefenseTable, dict[str, Scalar]]]:
+    rows = suite.defenses
+    if defense is not None:
+        rows = [row for row in suite.defenses if row.id == defense]
+        if not rows:
+            registry.find("defenses", defense, "--defense")
+            rows = [DefenseTable(id=defense, name=defense, label=defense)]
+    full = []
+    for row in rows:
+        registry.find("defenses", row.name, f"{file}, key defenses.name")
+        kind = registry.load("defenses", row.name)
+        full.append((row, complete(kind, row.parameters, f"{file}, defense '{row.id}'")))
+    return full
+
+
+def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[str, Scalar]:
+    """All hyper-parameters of a plugin after its defaults; types and names checked.
+
+    Raises:
+        LeakbenchError: an unknown name, a wrong type, or a value the plugin refuses.
+    """
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in parameters:
+        if name not in fields:
+            raise unknown_name("parameter", name, fields, where)
+    try:
+        plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
+    except ValidationError as error:
+        raise LeakbenchError(f"{where}: {_explain(error)}") from None
+    return {name: getattr(plugin, name) for name in fields}
+
+
+def canonical(value: Any) -> str:
+    """JSON text that is equal for equal values: sorted keys, no spaces, no nan."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,395 @@
+"""One chunk of trials from data to records: capture, attack, judge.
+
+A chunk holds victims of all cells that share data, model, weights and attack, whatever their
+defense: one batched attack solves them together. What a trial yields does not depend on the chunk
+it is in, nor on how many victims were planned: its batch, start and noise follow from the victim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbench import models, registry
+from leakbench.contracts import (
+    Attack,
+    Context,
+    Defense,
+    Gradients,
+    Leak,
+    LeakPoint,
+    Observation,
+    Reconstruction,
+    Replay,
+    Weights,
+    concatenate,
+)
+from leakbench.data import Dataset, load
+from leakbench.errors import LeakbenchError
+from leakbench.judging import Observer, Victims, best_trivial, flags, measure, plain
+from leakbench.metrics import SuccessRule, judge
+from leakbench.models import SigmoidNet
+from leakbench.optim import PAD
+from leakbench.records import SCHEMA, Record
+from leakbench.streams import NoiseStreams, VictimStreams, generator
+from leakbench.suite import Cell
+from leakbench.training import Batch, capture, simulator
+
+POINT = LeakPoint(type=2, view="example", round=0, iteration=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Trials to run together: `trials` are (number of the cell in `cells`, candidate number)."""
+
+    cells: tuple[Cell, ...]
+    identities: tuple[str, ...]
+    network: int
+    trials: tuple[tuple[int, int], ...]
+    root: Path | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkResult:
+    """One record a trial, in the chunk's order, and the arrays they mention."""
+
+    records: tuple[Record, ...]
+    arrays: Mapping[str, Mapping[str, np.ndarray]]
+
+
+def network(cell: Cell, dataset: Dataset, number: int) -> tuple[SigmoidNet, dict[str, Tensor]]:
+    """Model and weights number `number` of a cell; the same for every defense and attack."""
+    scheme = cast(models.Scheme, cell.weights)
+    model = models.build(cell.model, dataset.input_shape, dataset.classes, scheme)
+    stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
+    return model, model.init(stream, getattr(torch, cell.dtype))
+
+
+def build_defense(cell: Cell) -> Defense:
+    """The cell's defense with all its parameters."""
+    kind = registry.load("defenses", cell.defense)
+    return cast(Defense, kind(**cell.defense_parameters))
+
+
+def build_attack(cell: Cell) -> Attack:
+    """The cell's attack with all its parameters."""
+    return cast(Attack, registry.load("attacks", cell.attack)(**cell.attack_parameters))
+
+
+def batch_of(victim: int, batch_size: int, candidates: int) -> tuple[int, int]:
+    """(number of the training batch, place in it) of a victim.
+
+    Batches cut the candidate list into consecutive pieces; the last one is moved back to be full.
+    """
+    batch = victim // batch_size
+    return batch, victim - _first(batch, batch_size, candidates)
+
+
+def _first(batch: int, batch_size: int, candidates: int) -> int:
+    return min(batch * batch_size, max(candidates - batch_size, 0))
+
+
+def run_chunk(chunk: Chunk) -> ChunkResult:
+    """Run all trials of a chunk.
+
+    Raises:
+        LeakbenchError: the plugin breaks its contract, or data cannot be read. Anything a plugin
+        raises comes through as it is.
+    """
+    first = chunk.cells[0]
+    dataset = load(first.dataset, chunk.root)
+    model, weights = network(first, dataset, chunk.network)
+    device, dtype = torch.device(chunk.device), getattr(torch, first.dtype)
+    weights = {k: v.to(device) for k, v in weights.items()}
+    numbers = torch.tensor([victim for _, victim in chunk.trials])
+    victims = Victims(
+        dataset=dataset,
+        numbers=numbers,
+        images=dataset.candidates[numbers],
+        labels=dataset.candidate_labels[numbers],
+    )
+    leak, undefended = _leak(chunk, dataset, model, weights, device, dtype)
+    attack = build_attack(first)
+    streams = VictimStreams(
+        first.seed,
+        tuple((first.dataset, chunk.network, victim) for _, victim in chunk.trials),
+    )
+    start = attack.start(leak, streams)
+    baselines = victims.baselines(None if start is None else start[:, 0].cpu())
+    rules = [SuccessRule(**rule) for rule in first.rules]
+    observer = Observer(
+        victims=victims,
+        rules=rules,
+        best_baseline=best_trivial(baselines),
+        snapshot_steps=first.snapshots,
+    )
+    if start is not None:
+        zeros = torch.zeros(len(numbers), dtype=torch.int64)
+        observer.look(torch.arange(len(numbers)), zeros, start[:, 0].cpu())
+    result = attack.reconstruct(leak, streams, observer.watch)
+    _check(result, leak, attack.name)
+    truth = victims.images.to(device=device, dtype=dtype)[:, None]
+    loss_true = _loss(attack, leak, truth, victims.labels.to(device)[:, None])
+    records = _records(
+        chunk, victims, leak, undefended, result, loss_true, baselines, rules, observer
+    )
+    return ChunkResult(records=records, arrays=_arrays(chunk, records, result, observer))
+
+
+# ------------------------------------------------------------------------------ the leak
+
+
+def _leak(
+    chunk: Chunk,
+    dataset: Dataset,
+    model: SigmoidNet,
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Leak, Gradients]:
+    """The leak of all trials in the chunk's order, and their gradients without a defense."""
+    seen, plain_gradients, replays, order = [], [], [], []
+    replay_of = torch.empty(len(chunk.trials), dtype=torch.int64, device=device)
+    adaptive = chunk.cells[0].knowledge == "adaptive"
+    for number, cell in enumerate(chunk.cells):
+        rows = [row for row, (of, _) in enumerate(chunk.trials) if of == number]
+        if not rows:
+            continue
+        defense = build_defense(cell)
+        victims = [chunk.trials[row][1] for row in rows]
+        context = Context(total=cell.iterations, batch_size=cell.batch_size)
+        source = NoiseStreams(cell.seed, (cell.dataset, chunk.network))
+        state = defense.init(weights)
+        for of, into in ((defense, seen), (Defense(), plain_gradients)):
+            into.append(
+                _captured(cell, dataset, model, weights, of, context, source, victims, device, dtype)
+            )
+        replays.append(
+            Replay(defense=defense, state=state, context=context)
+            if adaptive
+            else Replay(defense=Defense(), context=context)
+        )
+        replay_of[rows] = len(replays) - 1
+        order.extend(rows)
+    back = torch.tensor(order).argsort().to(device)
+    observation = Observation(weights=weights, gradients=concatenate(seen).select(back))
+    if not adaptive:  # one replay does nothing for all
+        replays, replay_of = replays[:1], torch.zeros_like(replay_of)
+    leak = Leak(
+        model=model,
+        observations=(observation,),
+        simulate=simulator(model, (observation,), replays, replay_of, POINT),
+        point=POINT,
+        batch_size=1,
+        input_shape=dataset.input_shape,
+        input_range=dataset.input_range,
+        classes=dataset.classes,
+    )
+    return leak, concatenate(plain_gradients).select(back)
+
+
+def _captured(
+    cell: Cell,
+    dataset: Dataset,
+    model: SigmoidNet,
+    weights: Weights,
+    defense: Defense,
+    context: Context,
+    source: NoiseStreams,
+    victims: list[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Gradients:
+    """Run the first iteration of the batches that hold `victims` and tap their gradients."""
+    total = len(dataset.candidates)
+    size = min(cell.batch_size, total)
+    homes = [batch_of(victim, size, total) for victim in victims]
+    batches = sorted({batch for batch, _ in homes})
+    members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
+    batch = Batch(
+        inputs=dataset.candidates[members].to(device=device, dtype=dtype),
+        labels=dataset.candidate_labels[members].to(device),
+    )
+    where = torch.tensor([(batches.index(b), place) for b, place in homes], device=device)
+    context = replace(context, clients=tuple(batches), noise=source)
+    return capture(
+        model, weights, [batch], defense, context, POINT, where,
+        state=defense.init(weights), learning_rate=cell.learning_rate, chunk_size=PAD * 32,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ judging
+
+
+def _check(result: Reconstruction, leak: Leak, name: str) -> None:
+    """The attack's side of the contract, in numbers."""
+    wanted = (leak.n, leak.batch_size, *leak.input_shape)
+    if tuple(result.inputs.shape) != wanted:
+        raise LeakbenchError(
+            f"attack '{name}': returned inputs of shape {tuple(result.inputs.shape)}, "
+            f"the contract asks for {wanted} (victims, batch, *input shape)"
+        )
+    columns = {
+        "loss": result.loss, "start_loss": result.start_loss,
+        "steps": result.steps, "evaluations": result.evaluations,
+    }  # fmt: skip
+    for field, value in columns.items():
+        if tuple(value.shape) != (leak.n,):
+            raise LeakbenchError(
+                f"attack '{name}': {field} has shape {tuple(value.shape)}, not ({leak.n},)"
+            )
+    if len(result.status) != leak.n:
+        raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {leak.n} victims")
+
+
+def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The attack's loss of all victims, padded like every batched call."""
+    rows = torch.arange(leak.n, device=leak.device)
+    rows = torch.cat([rows, rows[:1].expand(-leak.n % PAD)])
+    with torch.no_grad():
+        return attack.loss(leak, inputs[rows], labels[rows], rows)[: leak.n]
+
+
+def _records(
+    chunk: Chunk,
+    victims: Victims,
+    leak: Leak,
+    undefended: Gradients,
+    result: Reconstruction,
+    loss_true: Tensor,
+    baselines: Mapping[str, Tensor],
+    rules: list[SuccessRule],
+    observer: Observer,
+) -> tuple[Record, ...]:
+    images = result.inputs[:, 0].detach().cpu()
+    numbers = {name: value.tolist() for name, value in measure(images, victims).items()}
+    observed, clean = leak.observed.flatten().cpu(), undefended.flatten().cpu()
+    finite = torch.isfinite(observed).all(dim=1).tolist()
+    zero = (observed == 0).all(dim=1).tolist()
+    no_op = (observed == clean).all(dim=1).tolist()
+    strict = next((rule for rule in rules if rule.kind == "strict"), None)
+    best = observer.best_baseline.tolist()
+    records = []
+    for row, (of, victim) in enumerate(chunk.trials):
+        cell = chunk.cells[of]
+        judged = {name: values[row] for name, values in numbers.items()}
+        loss, start_loss = float(result.loss[row]), float(result.start_loss[row])
+        true = float(loss_true[row])
+        recovered = strict is not None and judge(
+            strict,
+            best_baseline_mse=best[row],
+            **{k: judged[k] for k in
+               ("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "rank")},
+        )  # fmt: skip
+        ended = result.status[row]
+        status = "nan" if ended == "nan" else "diverged" if loss > start_loss else "ok"
+        records.append(
+            _base(chunk, cell, of, victim, victims.dataset)
+            | {k: plain(v) if k != "rank" else v for k, v in judged.items()}
+            | {
+                "status": status,
+                "reason": "",
+                "ended": ended,
+                "steps": int(result.steps[row]),
+                "evaluations": int(result.evaluations[row]),
+                "loss": plain(loss),
+                "loss_start": plain(start_loss),
+                "loss_true": plain(true),
+                "label": int(victims.labels[row]),
+                "label_guess": int(result.labels[row, 0]),
+                "baselines": {k: plain(float(v[row])) for k, v in sorted(baselines.items())},
+                "first_step": {k: v[row] for k, v in observer.first_step.items()},
+                "flags": flags(
+                    loss=loss,
+                    loss_start=start_loss,
+                    loss_true=true,
+                    recovered=recovered,
+                    label=int(victims.labels[row]),
+                    label_guess=int(result.labels[row, 0]),
+                    label_known=leak.labels is not None,
+                    no_op=no_op[row],
+                    gradient_finite=finite[row],
+                    gradient_zero=zero[row],
+                ),
+            }
+        )
+    return tuple(records)
+
+
+def _base(chunk: Chunk, cell: Cell, of: int, victim: int, dataset: Dataset) -> Record:
+    """Who a record is about."""
+    return {
+        "schema": SCHEMA,
+        "identity": chunk.identities[of],
+        "dataset": cell.dataset,
+        "defense_id": cell.defense_id,
+        "attack": cell.attack,
+        "knowledge": cell.knowledge,
+        "network": chunk.network,
+        "victim": victim,
+        "source_index": int(dataset.candidate_indices[victim]),
+    }
+
+
+def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
+    """Records for a chunk that came to nothing: status "oom", "timeout" or "error"."""
+    dataset = load(chunk.cells[0].dataset, chunk.root)
+    measured: dict[str, Any] = dict.fromkeys(
+        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "mse_raw",
+         "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank", "arrays")
+    )  # fmt: skip
+    records = tuple(
+        _base(chunk, chunk.cells[of], of, victim, dataset)
+        | measured
+        | {
+            "status": status,
+            "reason": reason,
+            "ended": "",
+            "label": int(dataset.candidate_labels[victim]),
+            "baselines": {},
+            "first_step": {},
+            "flags": [],
+        }
+        for of, victim in chunk.trials
+    )
+    return ChunkResult(records=records, arrays={})
+
+
+def _arrays(
+    chunk: Chunk, records: tuple[Record, ...], result: Reconstruction, observer: Observer
+) -> dict[str, dict[str, np.ndarray]]:
+    """One file a cell and set of victims; every record is told its file and row."""
+    files: dict[str, dict[str, np.ndarray]] = {}
+    for number, identity in enumerate(chunk.identities):
+        rows = [row for row, (of, _) in enumerate(chunk.trials) if of == number]
+        if not rows:
+            continue
+        victims = [chunk.trials[row][1] for row in rows]
+        which = hashlib.sha256(repr(victims).encode()).hexdigest()[:12]
+        name = f"{identity[:20]}-{which}.npz"
+        length = max((len(observer.traces[row]) for row in rows), default=0)
+        trace = np.full((len(rows), length), np.nan, dtype=np.float64)
+        for place, row in enumerate(rows):
+            trace[place, : len(observer.traces[row])] = observer.traces[row]
+            records[row]["arrays"] = {"file": name, "row": place}
+        snapshots = [observer.snapshots[step][rows].numpy() for step in observer.snapshot_steps]
+        shape = observer.victims.images[rows].shape
+        files[name] = {
+            "victims": np.array(victims),
+            "inputs": result.inputs[rows].detach().cpu().float().numpy(),
+            "start": result.start_inputs[rows].detach().cpu().float().numpy(),
+            "snapshot_steps": np.array(observer.snapshot_steps, dtype=np.int64),
+            "snapshots": np.array(snapshots, dtype=np.float32).reshape(
+                len(snapshots), shape[0], 1, *shape[1:]
+            ),
+            "trace": trace,
+        }
+    return files
