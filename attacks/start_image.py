@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
+from leakbench.contracts import Attack, Ended, Leak, Reconstruction, Streams, Watch
 from leakbench.matching import sign_rule_labels
 from leakbench.starts import patterned
 
@@ -32,6 +32,7 @@ class StartImage(Attack):
         start = self.start(leak, streams)
         nothing = torch.full((leak.n,), torch.nan, dtype=leak.dtype, device=leak.device)
         zeros = torch.zeros(leak.n, dtype=torch.int64, device=leak.device)
+        untouched: Ended = "converged"
         labels = leak.labels if leak.labels is not None else sign_rule_labels(leak)
         return Reconstruction(
             inputs=start,
@@ -41,5 +42,5 @@ class StartImage(Attack):
             start_loss=nothing,
             steps=zeros,
             evaluations=zeros,
-            status=("converged",) * leak.n,
+            status=(untouched,) * leak.n,
         )

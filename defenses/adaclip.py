@@ -10,7 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.clipping import add_noise, clip_flat, gaussian_guarantee, noise_share
+from leakbench.clipping import (
+    add_noise,
+    check_parameters,
+    clip_flat,
+    gaussian_guarantee,
+    noise_share,
+)
 from leakbench.contracts import (
     Context,
     Defense,
@@ -24,15 +30,18 @@ from leakbench.contracts import (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Estimates of the batch gradient: mean m and standard deviation s of every coordinate."""
+    """Estimates of the batch gradient: mean m and standard deviation s of every coordinate.
+
+    Shape (clients, *parameter shape); one client before the first iteration, which all share.
+    """
 
     mean: Mapping[str, Tensor]
     std: Mapping[str, Tensor]
 
     def scale(self) -> dict[str, Tensor]:
         """b = sqrt(s) sqrt(sum of all s), the transform that minimises the added noise."""
-        total = torch.stack([s.sum() for s in self.std.values()]).sum()
-        return {k: (s * total).sqrt() for k, s in self.std.items()}
+        total = torch.stack([s.flatten(1).sum(dim=1) for s in self.std.values()]).sum(dim=0)
+        return {k: (s * total.reshape(-1, *[1] * (s.ndim - 1))).sqrt() for k, s in self.std.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +54,8 @@ class AdaClip(Defense):
     + (1 - beta2) v, v = (g~ - m)^2 minus the noise variance, kept inside [h1, h2].
 
     Guarantee: instance-level Gaussian mechanism of sensitivity 1 and std sigma in the transformed
-    space; m and b come from released gradients only. A zero gradient passes as m's share; inf or
-    nan makes the example nan.
+    space; m and b come from released gradients only. A zero gradient passes as m's share; nan
+    makes the example nan, inf leaves nan in its place and m elsewhere.
 
     The start is not given by TIFS. m = 0, and s is equal in all coordinates such that b = C: the
     first iteration clips the whole gradient to `clip` and adds noise sigma C, as "C = 4, sigma = 6"
@@ -68,18 +77,22 @@ class AdaClip(Defense):
     variance_max: float = 1e-3
     convention: NoiseConvention = "per_example"
 
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
+
     def init(self, weights: Weights) -> Moments:
         size = sum(v.numel() for v in weights.values())
         start = self.clip / math.sqrt(size)  # b = sqrt(s * size * s) = clip
         return Moments(
-            mean={k: torch.zeros_like(v) for k, v in weights.items()},
-            std={k: torch.full_like(v, start) for k, v in weights.items()},
+            mean={k: torch.zeros_like(v)[None] for k, v in weights.items()},
+            std={k: torch.full_like(v, start)[None] for k, v in weights.items()},
         )
 
     def on_examples(
         self, gradients: Gradients, state: Moments, context: Context
     ) -> tuple[Gradients, Moments]:
-        b, m = state.scale(), state.mean
+        b = {k: v[:, None] for k, v in state.scale().items()}  # the same for all examples
+        m = {k: v[:, None] for k, v in state.mean.items()}
         clipped = clip_flat(gradients.map(lambda k, g: (g - m[k]) / b[k]), 1.0)
         shown = clipped.map(lambda k, w: b[k] * w + m[k])
         std = {k: self.noise_multiplier * v for k, v in b.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakbench.clipping import add_noise, clip_tensors, gaussian_guarantee
+from leakbench.clipping import add_noise, check_parameters, clip_tensors, gaussian_guarantee
 from leakbench.contracts import (
     Context,
     Defense,
@@ -25,8 +25,8 @@ class DPBaseline(Defense):
     on_examples: every tensor of every example's gradient to L2 norm <= C; then, by convention
     `per_example`, N(0, (sigma C)^2) on each example. on_batch: the noise of the other two
     conventions. Guarantee: instance-level Gaussian mechanism with sensitivity sqrt(M) C (M tensors
-    clipped apart), not the C the paper charges. Zero gradients stay zero before noise; inf or nan
-    anywhere makes the example's tensor nan.
+    clipped apart), not the C the paper charges. Before noise zero gradients stay zero, nan makes
+    the example's tensor nan, and inf makes it nan and zeros.
 
     Args:
         clip: C (paper: 4).
@@ -39,6 +39,9 @@ class DPBaseline(Defense):
     clip: float = 4.0
     noise_multiplier: float = 6.0
     convention: NoiseConvention = "per_example"
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.clipping import add_noise, clip_tensors
+from leakbench.clipping import add_noise, check_parameters, clip_tensors
 from leakbench.contracts import (
     Context,
     Defense,
@@ -46,6 +46,10 @@ class DPDynSSigma(Defense):
     noise_multiplier: float = 6.0
     noise_multiplier_end: float = 4.85
     convention: NoiseConvention = "per_example"
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
+        check_parameters(self.name, self.clip_end, self.noise_multiplier_end)
 
     def init(self, weights: Weights) -> Tensor:
         """S of the last batch; 0 before the first."""

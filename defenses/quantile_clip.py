@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.clipping import add_noise, clip_tensors, gaussian_guarantee
+from leakbench.clipping import add_noise, check_parameters, clip_tensors, gaussian_guarantee
 from leakbench.contracts import (
     Context,
     Defense,
@@ -47,7 +47,8 @@ class QuantileClip(Defense):
 
     Guarantee: at the batch mean, gradient and count of a tensor together are a Gaussian mechanism
     of multiplier (z^-2 + (2 sigma_b)^-2)^(-1/2); a type-2 tap sees no count. Zero gradients count
-    as under the bound; inf or nan makes the example's tensor nan and counts as above it.
+    as under the bound; nan makes the example's tensor nan, inf makes it nan and zeros, and both
+    count as above it.
 
     Args:
         clip: C_0, the first bound of every tensor (TIFS: 4).
@@ -66,6 +67,7 @@ class QuantileClip(Defense):
     convention: NoiseConvention = "per_example"
 
     def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
         if not 0 <= self.quantile <= 1:
             raise LeakbenchError(f"quantile_clip: quantile must be in [0, 1], got {self.quantile}")
 
@@ -79,7 +81,7 @@ class QuantileClip(Defense):
         shown = clip_tensors(gradients, bounds)
         shown = add_noise(shown, context, self.convention, "examples", self._std(shown, bounds))
         fractions = {
-            name: self._fraction(name, norms <= bounds[name], gradients.mask, context)
+            name: self._fraction(name, norms, bounds[name], gradients.mask, context)
             for name, norms in gradients.norms().items()
         }
         return shown, replace(state, fraction=fractions)
@@ -103,9 +105,9 @@ class QuantileClip(Defense):
         }
 
     def _fraction(
-        self, name: str, under: Tensor, mask: Tensor | None, context: Context
+        self, name: str, norms: Tensor, bound: Tensor, mask: Tensor | None, context: Context
     ) -> Tensor:
-        centred = under.to(torch.get_default_dtype()) - 0.5
+        centred = (norms <= bound).to(norms.dtype) - 0.5
         total = (centred if mask is None else centred * mask).sum(dim=-1)
         std = self.count_noise * context.batch_size
         total = total + context.gaussian(total, std, f"count/{name}")
@@ -122,6 +124,8 @@ class QuantileClip(Defense):
         )
         if observer == "type2" or promise.mu is None or promise.noise_std is None:
             return promise
+        if self.count_noise == 0:
+            return Guarantee(level="none", reason="the counts are released without noise")
         count_mu = math.sqrt(len(weights)) * 0.5 / (self.count_noise * batch_size)
         joint = math.hypot(promise.mu, count_mu)
         return replace(

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 RUNS = Path("results/runs")
 
 app = typer.Typer(
-    help="How much private training data does a gradient leak, under this defense, to this attacker?",
+    help="How much private training data does a gradient leak, under which defense?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets: what is here, and how to get the rest.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: what is here, and how to get the rest.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 
@@ -73,7 +75,9 @@ DefenseOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. attack.parameters.steps=50."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key, e.g. attack.parameters.steps=50."
+    ),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name.")]
 
@@ -95,7 +99,9 @@ def list_command(
             print(f"{name}:")
             for row in rows:
                 notes = row.get("reason") or row.get("summary", "")
-                print(f"  {row['name']:<18} {row['status']:<16} {row['origin']:<28} {notes}".rstrip())
+                print(
+                    f"  {row['name']:<18} {row['status']:<16} {row['origin']:<28} {notes}".rstrip()
+                )
     if check and any(row["status"] == "broken" for rows in listed.values() for row in rows):
         raise typer.Exit(1)
 
@@ -160,9 +166,7 @@ def run(
         Path | None, typer.Option(help="Folder of the run [results/runs/SUITE-PROFILE].")
     ] = None,
     device: DeviceOption = Device.auto,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")
-    ] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")] = 0,
     chunk: Annotated[
         int, typer.Option(min=1, help="Victims solved together; never changes a result.")
     ] = 128,
@@ -178,22 +182,22 @@ def run(
     folder = out if out is not None else RUNS / f"{plan.suite.name}-{profile}"
     where = _device(device)
     count = workers or (1 if where == "cuda" else os.cpu_count() or 1)
-    with _interruptible(), _progress() as report:
-        outcome = runner.run(
-            plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
-            asked=suite, report=report,
-        )  # fmt: skip
-    if outcome.torn_bytes:
-        _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
-    if outcome.interrupted:
-        _say(f"stopped; {outcome.present + outcome.ran} of {outcome.planned} trials are kept in "
-             f"{folder}: run the same command again to go on")  # fmt: skip
-        raise typer.Exit(3)
-    text = _write_reports(folder)
-    print(text)
+    with _interruptible(folder):
+        with _progress() as report:
+            outcome = runner.run(
+                plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
+                asked=suite, report=report,
+            )  # fmt: skip
+        if outcome.torn_bytes:
+            _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
+        if outcome.interrupted:
+            _say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
+            raise KeyboardInterrupt
+        print(_write_reports(folder))
     _say(
         f"{outcome.planned} trials planned: {outcome.present} were there, {outcome.ran} run now, "
-        f"{outcome.skipped} skipped, {outcome.errors} in error; {folder}/report.md, .html, .json, .csv"
+        f"{outcome.skipped} skipped, {outcome.errors} in error; "
+        f"{folder}/report.md, .html, .json, .csv"
     )
     raise typer.Exit(1 if outcome.errors else 0)
 
@@ -219,8 +223,8 @@ def validate(
         rows = dict.fromkeys(cell.cell.defense_id for cell in cells)
         attackers = dict.fromkeys(cell.cell.knowledge for cell in cells)
         state = cells[0].skip and f"skipped, {cells[0].skip}"
-        print(f"{dataset}: {len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks "
-              f"x {plan.victims} victims {state}".rstrip())  # fmt: skip
+        size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
+        print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     trials = sum(plan.trials for cell in planned if not cell.skip)
     print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned, plan)}")
 
@@ -247,10 +251,7 @@ def report(
     if out is None:
         sys.stdout.write(text)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LeakbenchError(f"{out}: cannot write: {error.strerror}") from None
+    _write(out, text)
 
 
 @app.command()
@@ -273,7 +274,7 @@ def gallery(
     _say(f"gallery: {path}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
-        html.write_text(_render(store, Format.html), encoding="utf-8")
+        _write(html, _render(store, Format.html))
 
 
 @app.command()
@@ -301,7 +302,7 @@ def doctor() -> None:
     broken = [
         (kind, plugin)
         for kind in ("attacks", "defenses")
-        for plugin in registry.discover(kind)  # type: ignore[arg-type]
+        for plugin in registry.discover(kind)
         if plugin.status == "broken"
     ]
     for kind, plugin in broken:
@@ -367,7 +368,9 @@ def _device(device: Device) -> str:
 def _existing(run: Path) -> Run:
     from leakbench.records import Run
 
-    return Run.existing(run if run.exists() or not (RUNS / run).exists() else RUNS / run)
+    # os.path: unlike Path.exists it never raises, whatever was typed.
+    named = RUNS / run
+    return Run.existing(named if os.path.exists(named) and not os.path.exists(run) else run)
 
 
 def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
@@ -375,11 +378,14 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
-    asked = store.manifest()
-    plan = _plan(
-        asked["suite"], asked["profile"], asked["attack"], asked["defense"], asked["settings"]
-    )
-    return plan, runner.plan_cells(plan, data_root(), asked["device"])
+    manifest = store.manifest()
+    try:
+        asked = [manifest[k] for k in ("suite", "profile", "attack", "defense", "settings")]
+        device = manifest["device"]
+    except KeyError as error:
+        raise LeakbenchError(f"{store.folder}: its newest manifest has no {error}") from None
+    plan = _plan(*asked)
+    return plan, runner.plan_cells(plan, data_root(), device)
 
 
 def _render(store: Run, format: Format) -> str:
@@ -401,8 +407,15 @@ def _write_reports(folder: Path) -> str:
     store = Run.existing(folder)
     texts = {format: _render(store, format) for format in Format}
     for format, text in texts.items():
-        (folder / f"report.{format.value}").write_text(text, encoding="utf-8")
+        _write(folder / f"report.{format.value}", text)
     return texts[Format.md]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
 
 
 def _say(text: str) -> None:
@@ -410,7 +423,7 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible(folder: Path) -> Iterator[None]:
     """SIGTERM ends a run like Ctrl-C does: state kept, exit code 3."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -419,6 +432,9 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        _say(f"stopped; what is done is kept in {folder}: run the same command again to go on")
+        raise typer.Exit(3) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -462,16 +478,26 @@ def _chunk_name(progress: Progress) -> str:
 
 def main() -> None:
     """Entry point: bad input ends with one sentence and code 2, an interrupt with code 3."""
+    # Workers do the parallel work; a second thread a process made a busy machine 20 times slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except LeakbenchError as error:
         _say(f"leakbench: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         _say("leakbench: stopped")
         sys.exit(3)
-    except BrokenPipeError:
-        sys.exit(0)
+    except OSError as error:
+        # What is left in the buffer would fail once more, and louder, at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)
+        _say(f"leakbench: {error}")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,19 @@ from leakbench.contracts import (
     NoiseConvention,
     Observer,
 )
+from leakbench.errors import LeakbenchError
 
 Bound = Tensor | float | Mapping[str, Tensor]
+
+
+def check_parameters(name: str, clip: float, noise_multiplier: float) -> None:
+    """Refuse what is no bound or no noise scale: a negative bound would turn gradients round."""
+    if not 0 < clip < math.inf:
+        raise LeakbenchError(f"{name}: clip must be positive and finite, got {clip}")
+    if not 0 <= noise_multiplier < math.inf:
+        raise LeakbenchError(
+            f"{name}: noise_multiplier must be >= 0 and finite, got {noise_multiplier}"
+        )
 
 
 def clip_tensors(gradients: Gradients, bound: Bound) -> Gradients:
@@ -44,10 +55,10 @@ def clip_flat(gradients: Gradients, bound: Tensor | float) -> Gradients:
 
 
 def _factor(norm: Tensor, bound: Tensor | float) -> Tensor:
-    # A quotient guarded against norm 0: an attack differentiates this, so it must stay finite.
+    # An attack differentiates this: the quotient must stay finite, and so must its derivative in
+    # the branch not taken (limit / norm^2 overflows long before the norm reaches 0).
     limit = torch.as_tensor(bound, dtype=norm.dtype, device=norm.device)
-    safe = norm.clamp(min=torch.finfo(norm.dtype).tiny)
-    return torch.where(norm <= limit, torch.ones_like(norm), limit / safe)
+    return limit / torch.where(norm <= limit, limit, norm)
 
 
 def add_noise(
@@ -72,7 +83,9 @@ def add_noise(
 
 def noise_share(convention: NoiseConvention, batch_size: int) -> float:
     """Std of the noise on the batch mean, as a multiple of sigma S."""
-    shares = {"per_example": batch_size**-0.5, "mean": 1.0, "sum": 1 / batch_size}
+    shares: dict[str, float] = {
+        "per_example": 1 / math.sqrt(batch_size), "mean": 1.0, "sum": 1 / batch_size,
+    }  # fmt: skip
     return shares[convention]
 
 

@@ -37,6 +37,7 @@ Observer = Literal["model", "server", "type0", "type1", "type2"]
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
+Ended = Literal["converged", "steps", "nan"]
 
 
 # ---------------------------------------------------------------------------- gradients
@@ -67,20 +68,21 @@ class Gradients:
 
     def norms(self) -> dict[str, Tensor]:
         """L2 norm of every tensor, each of shape (*leading)."""
-        return {k: self._flat(v).norm(dim=-1) for k, v in self.tensors.items()}
+        return {k: torch.linalg.vector_norm(self._flat(v), dim=-1) for k, v in self.tensors.items()}
 
     def flat_norm(self) -> Tensor:
         """L2 norm over all tensors together, shape (*leading)."""
-        return torch.stack(list(self.norms().values())).norm(dim=0)
+        return torch.linalg.vector_norm(torch.stack(list(self.norms().values())), dim=0)
 
     def scale(self, factors: Tensor | Mapping[str, Tensor]) -> Gradients:
         """Multiply by factors of shape (*leading), one for all tensors or one a tensor."""
 
-        def scaled(name: str, value: Tensor) -> Tensor:
+        def apply(name: str, value: Tensor) -> Tensor:
             factor = factors[name] if isinstance(factors, Mapping) else factors
-            return value * self.expand(factor, value)
+            scaled: Tensor = value * self.expand(factor, value)
+            return scaled
 
-        return self.map(scaled)
+        return self.map(apply)
 
     def mean(self, axis: Axis) -> Gradients:
         """Average over a leading axis, counting only entries whose mask is True."""
@@ -133,7 +135,8 @@ class Model(Protocol):
     its gradient.
     """
 
-    head: str
+    @property
+    def head(self) -> str: ...
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]: ...
 
@@ -298,7 +301,7 @@ class Reconstruction:
     start_loss: Tensor
     steps: Tensor
     evaluations: Tensor
-    status: tuple[Literal["converged", "steps", "nan"], ...]
+    status: tuple[Ended, ...]
 
 
 class Attack(ABC):
@@ -324,7 +327,9 @@ class Attack(ABC):
         from leakbench.matching import squared_distance  # matching builds on this module
 
         losses = [
-            squared_distance(leak.simulate(inputs, labels, rows, number), seen.gradients.select(rows))
+            squared_distance(
+                leak.simulate(inputs, labels, rows, number), seen.gradients.select(rows)
+            )
             for number, seen in enumerate(leak.observations)
         ]
         return torch.stack(losses).sum(dim=0)
@@ -336,7 +341,9 @@ class Attack(ABC):
 class NoiseSource(Protocol):
     """Standard normal draws of one (client, round, iteration), drawn whole, on the CPU."""
 
-    def normal(self, purpose: str, client: int, shape: tuple[int, ...]) -> Tensor: ...
+    def normal(
+        self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,8 +393,13 @@ class Context:
 
     def _draw(self, purpose: str, like: Tensor) -> Tensor:
         assert self.noise is not None
+        # One draw would broadcast over all clients without a word.
+        assert len(self.clients) == len(like), "context.clients must name every client"
         shape = tuple(like.shape[1:])
-        drawn = [self.noise.normal(purpose, client, shape) for client in self.clients]
+        drawn = [
+            self.noise.normal(purpose, client, self.round, self.iteration, shape)
+            for client in self.clients
+        ]
         return torch.stack(drawn).to(dtype=like.dtype, device=like.device)
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.func import grad, vmap
 
 from leakbench.contracts import Gradients, Model, Weights
+
+ROWS = 16
+"""Fewest examples computed together: with fewer, CPU matrix kernels sum in another order."""
 
 
 def loss_function(model: Model) -> Callable[[Weights, Tensor, Tensor], Tensor]:
@@ -37,7 +41,9 @@ def per_example(
 ) -> Gradients:
     """Gradient of every example's own loss, axes ("client", "example").
 
-    stacked: weights carry a leading client axis. chunk_size bounds the memory, not the result.
+    stacked: weights carry a leading client axis. chunk_size (raised to 16 at least) bounds the
+    memory. Without `stacked`, an example's result does not depend, bit for bit, on chunk_size, nor
+    on how many other examples there are, nor on its place among them (probed on the CPU).
     """
     loss = loss_function(model)
 
@@ -45,22 +51,50 @@ def per_example(
         return grad(loss)(weights, one[None], label[None])  # type: ignore[no-any-return]
 
     if stacked:
-        over_batch = vmap(of_one, in_dims=(None, 0, 0))
-        tensors = vmap(over_batch)(weights, inputs, labels)
+        over_batch = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk_size)
+        clients_a_chunk = None if chunk_size is None else max(chunk_size // inputs.shape[1], 1)
+        tensors = vmap(over_batch, chunk_size=clients_a_chunk)(weights, inputs, labels)
     else:
         clients, batch = inputs.shape[:2]
-        flat = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk_size)(
-            weights, inputs.flatten(0, 1), labels.flatten(0, 1)
+        rows = clients * batch
+        chunk = max(rows if chunk_size is None else chunk_size, ROWS)
+        missing = max(ROWS - (rows % chunk or chunk), 0)  # in the last chunk
+        flat = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk if rows > chunk else None)(
+            weights, _padded(inputs.flatten(0, 1), missing), _padded(labels.flatten(0, 1), missing)
         )
-        tensors = {k: v.unflatten(0, (clients, batch)) for k, v in flat.items()}
+        tensors = {k: v[:rows].unflatten(0, (clients, batch)) for k, v in flat.items()}
     return Gradients(tensors, ("client", "example"), mask)
 
 
+def _padded(values: Tensor, missing: int) -> Tensor:
+    """`values` and `missing` rows of zeros, which no gradient flows through."""
+    if not missing:
+        return values
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
 def of_batch(
-    model: Model, weights: Weights, inputs: Tensor, labels: Tensor, *, stacked: bool = False
+    model: Model,
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    stacked: bool = False,
+    mask: Tensor | None = None,
 ) -> Gradients:
     """Gradient of every client's mean loss, axes ("client",); equals the mean of `per_example`."""
-    in_dims = (0 if stacked else None, 0, 0)
-    return Gradients(
-        vmap(grad(loss_function(model)), in_dims=in_dims)(weights, inputs, labels), ("client",)
+    over_weights = 0 if stacked else None
+    if mask is None:
+        tensors = vmap(grad(loss_function(model)), in_dims=(over_weights, 0, 0))(
+            weights, inputs, labels
+        )
+        return Gradients(tensors, ("client",))
+
+    def masked_loss(weights: Weights, inputs: Tensor, labels: Tensor, present: Tensor) -> Tensor:
+        losses = functional.cross_entropy(model.logits(weights, inputs), labels, reduction="none")
+        return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)
+
+    tensors = vmap(grad(masked_loss), in_dims=(over_weights, 0, 0, 0))(
+        weights, inputs, labels, mask
     )
+    return Gradients(tensors, ("client",), mask.any(dim=1))

@@ -20,7 +20,7 @@ STEP_RULES = ("mse", "distance", "strict")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """The truth about n victims of one chunk: candidate numbers (n,), images (n, *shape), labels."""
+    """The truth about n victims: candidate numbers (n,), images (n, *shape), labels (n,)."""
 
     dataset: Dataset
     numbers: Tensor
@@ -105,9 +105,7 @@ class Observer:
         truth = self.victims.images[rows]
         raw, clamped = metrics.mse(images, truth), metrics.mse(images, truth, clamp=True)
         pixels = images[0].numel()
-        columns = zip(
-            rows.tolist(), steps.tolist(), raw.tolist(), clamped.tolist(), strict=True
-        )
+        columns = zip(rows.tolist(), steps.tolist(), raw.tolist(), clamped.tolist(), strict=True)
         for row, step, mse_raw, mse_clamped in columns:
             for rule in self.rules:
                 found = self.first_step[rule.name]

@@ -63,7 +63,9 @@ class SigmoidNet:
         weights, bound = {}, 0.5
         for name, shape in self.shapes().items():
             if self.scheme == "default" and name.endswith("weight"):
-                bound = 1 / math.sqrt(math.prod(shape[1:]))  # the bias of a layer follows its weight
+                bound = 1 / math.sqrt(
+                    math.prod(shape[1:])
+                )  # the bias of a layer follows its weight
             drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
             weights[name] = ((2 * drawn - 1) * bound).to(dtype)
         return weights
@@ -83,26 +85,20 @@ def _lenet_cpl(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> Si
     """Four convolutions of 12 channels, strides 2, 2, 1, 1: the network of the CPL notebooks."""
     strides = (2, 2, 1, 1)
     layers = tuple(Convolution(channels=12, stride=stride) for stride in strides)
-    return SigmoidNet(
-        input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme
-    )
+    return SigmoidNet(input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme)
 
 
 def _lenet_dlg(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> SigmoidNet:
     """Three convolutions of 12 channels, strides 2, 2, 1: "LeNet" of DLG and iDLG."""
     layers = tuple(Convolution(channels=12, stride=stride) for stride in (2, 2, 1))
-    return SigmoidNet(
-        input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme
-    )
+    return SigmoidNet(input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme)
 
 
 def _cnn2(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> SigmoidNet:
     """Two convolutions (16 and 32 channels, stride 2) and one dense layer: "two convolutional
     layers and one fully connected layer" (TIFS VI), whose widths the paper leaves open."""
     layers = tuple(Convolution(channels=channels, stride=2) for channels in (16, 32))
-    return SigmoidNet(
-        input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme
-    )
+    return SigmoidNet(input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme)
 
 
 BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet]] = {

@@ -136,6 +136,7 @@ def _control(o: LBFGS, counts: _Counts) -> _Control:
     first = True
     while counts.steps < o.steps:
         step_loss, step_evaluations, iteration = at.loss, 1, 0
+        unevaluated = 0.0  # length of a last move that the next step evaluates
         if at.gradient_max <= o.tolerance_grad:
             return "converged"
         while True:
@@ -145,18 +146,18 @@ def _control(o: LBFGS, counts: _Counts) -> _Control:
             t = o.lr * (min(1.0, 1.0 / at.gradient_sum) if first else 1.0)
             first = False
             if directed.slope > -o.tolerance_change:
-                return "converged"
+                if iteration == 1:  # no step from here can move
+                    return "converged"
+                break
             previous = at
             if o.line_search:
-                t, slot, at, used = yield from _strong_wolfe(t, at, directed, o.tolerance_change)
+                t, slot, at, used = yield from _strong_wolfe(
+                    t, at, directed, o.tolerance_change, max_eval - step_evaluations
+                )
                 step_evaluations += used
                 yield _Move(t, slot)
-            elif iteration == o.max_iter:  # the step's last move is evaluated by the next step
-                counts.steps += 1
-                yield _StepDone(t, step_loss)
-                if counts.steps < o.steps:
-                    at = yield from _evaluate(t, 1)
-                    yield _Move(t, 1)
+            elif iteration == o.max_iter:
+                unevaluated = t
                 break
             else:
                 at = yield from _evaluate(t, 1)
@@ -169,15 +170,22 @@ def _control(o: LBFGS, counts: _Counts) -> _Control:
                 or abs(t) * directed.direction_max <= o.tolerance_change
                 or abs(at.loss - previous.loss) < o.tolerance_change
             ):
-                counts.steps += 1
-                yield _StepDone(0.0, step_loss)
-                # torch evaluates the same point again when the next step begins: counted, not done.
-                counts.evaluations += counts.steps < o.steps
                 break
+        counts.steps += 1
+        yield _StepDone(unevaluated, step_loss)
+        if counts.steps == o.steps:
+            break
+        if unevaluated:
+            at = yield from _evaluate(unevaluated, 1)
+            yield _Move(unevaluated, 1)
+        else:  # torch evaluates the same point again: counted, not done
+            counts.evaluations += 1
     return "steps"
 
 
-def _evaluate(t: float, slot: int) -> Generator[_Request, _Evaluated | _Directed | None, _Evaluated]:
+def _evaluate(
+    t: float, slot: int
+) -> Generator[_Request, _Evaluated | _Directed | None, _Evaluated]:
     answer = yield _Evaluate(t, slot)
     assert isinstance(answer, _Evaluated)
     return answer
@@ -202,12 +210,10 @@ def _strong_wolfe(
     base: _Evaluated,
     directed: _Directed,
     tolerance_change: float,
+    max_evaluations: int,
     c1: float = 1e-4,
     c2: float = 0.9,
-    max_evaluations: int = 25,
-) -> Generator[
-    _Request, _Evaluated | _Directed | None, tuple[float, int, _Evaluated, int]
-]:
+) -> Generator[_Request, _Evaluated | _Directed | None, tuple[float, int, _Evaluated, int]]:
     """Bracket, then zoom; returns (t, slot of its gradient, values there, evaluations used)."""
     slope = directed.slope
     start = _Point(0.0, 0, _Evaluated(base.loss, slope, base.gradient_max, base.gradient_sum))
@@ -332,8 +338,10 @@ class _Engine:
             points=self.best_x,
             loss=torch.where(torch.isfinite(self.best_loss), self.best_loss, math.nan),
             start_loss=self.best_loss.new_tensor([c.start_loss for c in self.counts]),
-            steps=torch.tensor([c.steps for c in self.counts], device=device),
-            evaluations=torch.tensor([c.evaluations for c in self.counts], device=device),
+            steps=torch.tensor([c.steps for c in self.counts], dtype=torch.int64, device=device),
+            evaluations=torch.tensor(
+                [c.evaluations for c in self.counts], dtype=torch.int64, device=device
+            ),
             status=tuple(self.status),
         )
 
@@ -425,7 +433,7 @@ class _Engine:
         return answers
 
     def _directions(self, chosen: list[int]) -> list[_Directed]:
-        """Update the history of these rows and compute their directions by the two-loop recursion."""
+        """Update the history of these rows and compute their directions by the two-loop."""
         index = self._index(chosen)
         g = self.g[0, index]
         begun = torch.tensor([self.begun[row] for row in chosen], device=g.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,7 @@ def scan(module: str, path: Path, origin: str) -> list[Plugin]:
     """
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError) as error:
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         return [broken(path.stem, origin, module, one_line(error), path)]
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     named = [(name, node) for node in classes if (name := _name(node))]
@@ -53,9 +54,7 @@ def scan(module: str, path: Path, origin: str) -> list[Plugin]:
     ]
 
 
-def broken(
-    name: str, origin: str, module: str, reason: str, path: Path | None = None
-) -> Plugin:
+def broken(name: str, origin: str, module: str, reason: str, path: Path | None = None) -> Plugin:
     """A listed plugin that cannot be used, with the reason."""
     return Plugin(
         name=name, origin=origin, module=module, path=path, status="broken", reason=reason
@@ -65,6 +64,23 @@ def broken(
 def one_line(error: BaseException) -> str:
     """Type and text of an error without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def locate(module: str) -> Path | None:
+    """Source file of a module; unlike `importlib.util.find_spec` this imports no parent of it."""
+    name, _, rest = module.partition(".")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # no name at all, or a module that was not imported from anywhere
+        return None
+    for part in rest.split(".") if rest else ():
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name, folders = f"{name}.{part}", spec.submodule_search_locations
+        found = (finder.find_spec(name, folders) for finder in sys.meta_path)
+        spec = next((candidate for candidate in found if candidate is not None), None)
+    path = None if spec is None or spec.origin is None else Path(spec.origin)
+    return path if path is not None and path.is_file() else None
 
 
 def _name(node: ast.ClassDef) -> str | None:
@@ -83,6 +99,6 @@ def _missing_import(tree: ast.Module) -> str:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         for top in (name.partition(".")[0] for name in names):
-            if importlib.util.find_spec(top) is None:
+            if top not in sys.modules and importlib.util.find_spec(top) is None:
                 return f"line {node.lineno}: no module named '{top}'"
     return ""

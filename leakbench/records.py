@@ -2,7 +2,7 @@
 
 A run folder holds::
 
-    records.jsonl             one line a trial; a later line of the same trial replaces an earlier one
+    records.jsonl             one line a trial; a later line of a trial replaces an earlier one
     manifests/HASH.json       what was asked, of which code, on which machine
     reconstructions/*.npz     raw reconstructions, snapshots, loss traces
     .lock                     held by the one writer
@@ -15,8 +15,13 @@ to a temporary name and renamed before the lines that mention them. Files are re
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import lzma
 import os
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +33,12 @@ from filelock import FileLock, Timeout
 from leakbench.errors import LeakbenchError
 
 SCHEMA = 1
+
+# What zipfile, its decompressors and numpy's header parser raise on damaged bytes.
+_DAMAGE = (
+    EOFError, LookupError, OSError, OverflowError, RuntimeError, SyntaxError, ValueError,
+    lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -50,7 +61,7 @@ class Run:
     def existing(folder: Path) -> Run:
         """A folder that holds a run; LeakbenchError otherwise."""
         run = Run(folder)
-        if not (folder / "manifests").is_dir():
+        if not os.path.isdir(folder / "manifests"):  # unlike Path.is_dir it never raises
             raise LeakbenchError(f"{folder}: no run there; `leakbench run SUITE` makes one")
         return run
 
@@ -61,25 +72,29 @@ class Run:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return found
+        except OSError as error:
+            raise LeakbenchError(f"{self.path}: cannot be read: {error.strerror}") from None
         # What follows the last newline is empty, or a torn line.
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                record = json.loads(line)
+                record = json.loads(line, parse_constant=_no_constant)
                 found[key(record)] = record
-            except (ValueError, KeyError, TypeError):
+                record["schema"], record["status"]
+            except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
                 text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
                 raise LeakbenchError(text) from None
-            if record.get("schema") != SCHEMA:
-                text = (
-                    f"{self.path}, line {number}: schema {record.get('schema')}, "
-                    f"this leakbench reads {SCHEMA}"
-                )
-                raise LeakbenchError(text)
+            if record["schema"] != SCHEMA:
+                text = f"schema {record['schema']!r}, this leakbench reads {SCHEMA}"
+                raise LeakbenchError(f"{self.path}, line {number}: {text}")
         return found
+
+    def manifests(self) -> list[Path]:
+        """Files of all manifests."""
+        return list((self.folder / "manifests").glob("*.json"))
 
     def manifest(self) -> dict[str, Any]:
         """The newest manifest."""
-        manifests = [self._manifest(path) for path in (self.folder / "manifests").glob("*.json")]
+        manifests = [self._manifest(path) for path in self.manifests()]
         if not manifests:
             raise LeakbenchError(f"{self.folder}: the run has no manifest")
         return max(manifests, key=lambda manifest: str(manifest["started"]))
@@ -87,17 +102,29 @@ class Run:
     @staticmethod
     def _manifest(path: Path) -> dict[str, Any]:
         try:
-            return dict(json.loads(path.read_bytes()))
-        except ValueError:
-            raise LeakbenchError(f"{path}: not a manifest of leakbench") from None
+            content = dict(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
+        except (RecursionError, TypeError, ValueError):
+            content = {}
+        if "started" not in content:
+            raise LeakbenchError(f"{path}: not a manifest of leakbench; remove the file")
+        return content
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Arrays written under `name`; LeakbenchError when missing or damaged."""
         path = self.folder / "reconstructions" / f"{Path(name).name}"
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                return {field: archive[field] for field in archive.files}
-        except (OSError, ValueError, KeyError, EOFError, SyntaxError) as error:
+            with zipfile.ZipFile(path) as archive:
+                # Read whole, so that a member's CRC is checked before its header is believed.
+                contents = {info.filename: archive.read(info) for info in archive.infolist()}
+            return {
+                name.removesuffix(".npy"): np.lib.format.read_array(
+                    io.BytesIO(content), allow_pickle=False
+                )
+                for name, content in contents.items()
+            }
+        except _DAMAGE as error:
             raise LeakbenchError(f"{path}: cannot be read: {error}") from None
 
     def writing(self) -> Writer:
@@ -203,6 +230,10 @@ def encode(record: Record) -> bytes:
     """One line of canonical JSON; non-finite numbers must be None already."""
     line = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return line.encode() + b"\n"
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def latest(records: Iterable[Record]) -> dict[Key, Record]:

@@ -8,7 +8,7 @@ none of them; `load` imports the one plugin asked for.
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.plugin_files import Plugin, broken, one_line, scan
+from leakbench.plugin_files import Plugin, broken, locate, one_line, scan
 
 Kind = Literal["attacks", "defenses"]
 
@@ -41,7 +41,8 @@ def find(kind: Kind, name: str, where: str = "") -> Plugin:
         if plugin.status == "ok":
             return plugin
     if same:
-        raise LeakbenchError(f"{kind[:-1]} '{name}' ({same[0].origin}): {same[0].reason}")
+        place = f"{where}: " if where else ""
+        raise LeakbenchError(f"{place}{kind[:-1]} '{name}' ({same[0].origin}): {same[0].reason}")
     raise unknown_name(kind[:-1], name, [p.name for p in discover(kind) if p.status == "ok"], where)
 
 
@@ -64,13 +65,9 @@ def _built_in(kind: Kind) -> Iterator[Plugin]:
 def _installed(kind: Kind) -> Iterator[Plugin]:
     for point in entry_points(group=f"leakbench.{kind}"):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        try:
-            spec = importlib.util.find_spec(point.module)
-        except (ImportError, ValueError, AttributeError) as error:
-            yield broken(point.name, origin, point.module, one_line(error))
-            continue
-        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-            reason = f"no module named '{point.module}'"
-            yield broken(point.name, origin, point.module, reason)
+        module = re.split("[:[]", point.value)[0].strip()
+        path = locate(module)
+        if path is None:
+            yield broken(point.name, origin, module, f"no module named '{module}'")
         else:
-            yield from scan(point.module, Path(spec.origin), origin)
+            yield from scan(module, path, origin)

@@ -34,6 +34,9 @@ from leakbench.trials import Chunk, ChunkResult, build_defense, failed, network,
 CHUNK = 128
 """Victims solved together; bounds memory (L-BFGS history), never changes a result."""
 
+_ASKED = ("suite", "profile", "attack", "defense", "settings", "device", "skipped")
+"""Fields of a manifest that a report is made from."""
+
 Report = Callable[["Progress"], None]
 
 
@@ -51,7 +54,7 @@ class PlannedCell:
     ceiling_mu: float | None
     guarantee: str
 
-    def keys(self) -> Iterator[Key]:
+    def trials(self) -> Iterator[Key]:
         """Resume keys of all its trials."""
         for identity, victims in zip(self.identities, self.victims, strict=True):
             for victim in victims:
@@ -105,15 +108,11 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
             f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
             f"victims are more than the {available} candidates of {cell.dataset}"
         )
-    plugins = tuple(
-        plugin.path
-        for kind, name in (("attacks", cell.attack), ("defenses", cell.defense))
-        if (plugin := registry.find(kind, name)).path is not None  # type: ignore[arg-type]
-    )
+    plugins = (registry.find("attacks", cell.attack), registry.find("defenses", cell.defense))
     spec = cell.spec() | {
         "data": dataset.checksum,
         "metrics": METRICS_VERSION,
-        "source": source_digest(plugins),  # type: ignore[arg-type]
+        "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
         "device": torch.device(device).type,
     }
     identities, victims = [], []
@@ -149,7 +148,7 @@ def todo(planned: Sequence[PlannedCell], records: Mapping[Key, Record]) -> set[K
         key
         for cell in planned
         if not cell.skip
-        for key in cell.keys()
+        for key in cell.trials()
         if key not in records or records[key]["status"] not in JUDGED
     }
 
@@ -214,7 +213,7 @@ def run(
     """
     planned = plan_cells(plan, root, device)
     store = Run(folder)
-    everything = [key for cell in planned if not cell.skip for key in cell.keys()]
+    everything = [key for cell in planned if not cell.skip for key in cell.trials()]
     skipped = sum(plan.trials for cell in planned if cell.skip)
     with store.writing() as writer:
         records = store.records()
@@ -222,7 +221,7 @@ def run(
         work = chunks(planned, left, root, device, chunk_size)
         interrupted, errors = False, 0
         done = len(everything) - len(left)
-        manifest = writer.manifest(_manifest(plan, planned, device, asked))
+        manifest = _write_manifest(writer, _manifest(plan, planned, device, asked), bool(work))
         begun = time.monotonic()
         for chunk, result, seconds in _results(work, workers):
             if result is None:
@@ -252,6 +251,15 @@ def run(
         torn_bytes=writer.torn,
         interrupted=interrupted,
     )
+
+
+def _write_manifest(writer: Writer, content: Mapping[str, Any], needed: bool) -> str:
+    """Hash of this invocation's manifest; a no-op that asks what the last one asked writes none."""
+    newest = writer.run.manifest() if any(writer.run.manifests()) else {}
+    asked = {k: v for k, v in content.items() if k in _ASKED}
+    if not needed and asked == {k: v for k, v in newest.items() if k in _ASKED}:
+        return ""
+    return writer.manifest(content)
 
 
 def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:
@@ -359,5 +367,3 @@ def _git() -> dict[str, Any]:
     if commit is None:
         return {}
     return {"commit": commit, "dirty": bool(ask("status", "--porcelain"))}
-
-

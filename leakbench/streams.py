@@ -17,7 +17,7 @@ from torch import Tensor
 def generator(seed: int, *axes: str | int) -> torch.Generator:
     """A CPU generator for the stream named by `axes`, independent of every other name."""
     digest = hashlib.sha256("\x1f".join(map(str, (seed, *axes))).encode()).digest()
-    # 63 bits: torch seeds are signed 64-bit integers.
+    # torch seeds are signed 64-bit integers; its CPU generator uses their lower 32 bits.
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
@@ -54,10 +54,10 @@ class NoiseStreams:
 
     seed: int
     axes: tuple[str | int, ...]
-    round: int = 0
-    iteration: int = 0
 
-    def normal(self, purpose: str, client: int, shape: tuple[int, ...]) -> Tensor:
+    def normal(
+        self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
+    ) -> Tensor:
         """N(0, 1) of `shape`, float32: one client's whole draw for this purpose."""
-        key = ("noise", purpose, *self.axes, client, self.round, self.iteration)
+        key = ("noise", purpose, *self.axes, client, round, iteration)
         return torch.randn(shape, generator=generator(self.seed, *key))

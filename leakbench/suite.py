@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +22,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from leakbench import registry
-from leakbench.names import MODELS, Knowledge
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.names import MODELS, Knowledge
+from leakbench.plugin_files import one_line
 
 Scalar = bool | int | float | str
+_SCALARS = ("bool", "int", "float", "str")
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelTable(_Table):
@@ -77,7 +83,7 @@ class DefenseTable(_Table):
     name: str
     label: str
     parameters: dict[str, Scalar] = {}
-    datasets: list[str] | None = None
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
 
 
 class RuleTable(_Table):
@@ -247,9 +253,12 @@ def resolve(
     """
     raw, file = _text(suite)
     document = _toml(raw, file)
-    for setting in settings:
-        _set(document, setting, file)
     parsed = _parse(document, file)
+    if settings:
+        for setting in settings:
+            _set(document, setting, file)
+        # The file may speak of data sets that this run leaves out.
+        parsed = _parse(document, file, parsed.datasets)
     if profile not in parsed.profiles:
         raise unknown_name("profile", profile, parsed.profiles, f"{file}, key profiles")
     chosen = parsed.profiles[profile]
@@ -275,7 +284,9 @@ def _text(suite: str) -> tuple[bytes, str]:
         try:
             return path.read_bytes(), str(path)
         except OSError as error:
-            raise LeakbenchError(f"suite file {path}: {error.strerror or error}") from None
+            raise LeakbenchError(f"suite file {path}: {error.strerror}") from None
+        except ValueError as error:  # a NUL in the path
+            raise LeakbenchError(f"suite file {suite!r}: {error}") from None
     if suite not in names():
         raise unknown_name("suite", suite, names(), "or give the path of a .toml file")
     return (resources.files("leakbench.suites") / f"{suite}.toml").read_bytes(), f"{suite}.toml"
@@ -288,33 +299,58 @@ def _toml(raw: bytes, file: str) -> dict[str, Any]:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError:
         raise LeakbenchError(f"{file}: not a text file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
         raise LeakbenchError(f"{file}: not valid TOML: {error}") from None
 
 
-def _parse(document: dict[str, Any], file: str) -> Suite:
+def _parse(document: dict[str, Any], file: str, left_out: Sequence[str] = ()) -> Suite:
+    """Check a document; `left_out` are data sets it may speak of beside its own."""
+    try:
+        if not _within_64_bits(document):
+            raise LeakbenchError(f"{file}: a whole number needs more than 64 bits")
+    except RecursionError:
+        raise LeakbenchError(f"{file}: tables are nested too deep") from None
     try:
         suite = Suite.model_validate(document)
     except ValidationError as error:
         raise LeakbenchError(f"{file}: {_explain(error)}") from None
-    _check(suite, file)
+    _check(suite, file, left_out)
     return suite
+
+
+def _within_64_bits(value: Any) -> bool:
+    """Whether all whole numbers are what TOML promises; Python cannot even print the largest."""
+    if isinstance(value, dict):
+        return all(_within_64_bits(item) for item in value.values())
+    if isinstance(value, list):
+        return all(_within_64_bits(item) for item in value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _explain(error: ValidationError) -> str:
     """All mistakes pydantic found, a clause each: key, what is wrong, what is allowed."""
     clauses = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"] if part != "[key]") or "file"
-        if item["type"] == "extra_forbidden":
+        location = [str(part) for part in item["loc"] if part != "[key]"]
+        of_scalar = len(location) > 1 and location[-1] in _SCALARS
+        key = ".".join(location[:-1] if of_scalar else location) or "file"
+        if of_scalar:  # pydantic says what each of the four types misses
+            text = "input should be a bool, a finite number or a string"
+            clauses.append(f"key {key}: {text}, got {_shortened(item['input'])}")
+        elif item["type"] == "extra_forbidden":
             allowed = _allowed_keys(item["loc"])
             clauses.append(str(unknown_name("key", str(item["loc"][-1]), allowed, f"key {key}")))
         elif item["type"] == "missing":
             clauses.append(f"key {key}: missing")
         else:
             text = item["msg"][0].lower() + item["msg"][1:]
-            clauses.append(f"key {key}: {text}, got {item['input']!r}")
+            clauses.append(f"key {key}: {text}, got {_shortened(item['input'])}")
     return "; ".join(dict.fromkeys(clauses))
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
@@ -335,21 +371,27 @@ def _inner_types(annotation: Any) -> list[type]:
     return [t for part in getattr(annotation, "__args__", ()) for t in _inner_types(part)]
 
 
-def _check(suite: Suite, file: str) -> None:
+def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
     """Names that refer to each other, and to data sets."""
     ids = [defense.id for defense in suite.defenses]
-    rules = [rule.name for rule in suite.rules]
-    for what, found in (("defenses.id", ids), ("rules.name", rules)):
+    once: tuple[tuple[str, list[str]], ...] = (
+        ("datasets", suite.datasets),
+        ("defenses.id", ids),
+        ("rules.name", [rule.name for rule in suite.rules]),
+        ("printed", [f"{printed.dataset}/{printed.defense}" for printed in suite.printed]),
+    )
+    for what, found in once:
         if twice := {name for name in found if found.count(name) > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
+    datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
     places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
-        ("training.batch_size", list(suite.training.batch_size), suite.datasets, "data set"),
+        ("training.batch_size", list(suite.training.batch_size), datasets, "data set"),
         ("gallery.defense", [suite.gallery.defense], ids, "row"),
         ("gallery.knowledge", [suite.gallery.knowledge], list(suite.knowledge), "knowledge"),
-        ("printed.dataset", [p.dataset for p in suite.printed], suite.datasets, "data set"),
+        ("printed.dataset", [p.dataset for p in suite.printed], datasets, "data set"),
         ("printed.defense", [p.defense for p in suite.printed], ids, "row"),
-        *(("defenses.datasets", d.datasets, suite.datasets, "data set") for d in suite.defenses),
-        *(("notes.datasets", n.datasets, suite.datasets, "data set") for n in suite.notes),
+        *(("defenses.datasets", d.datasets, datasets, "data set") for d in suite.defenses),
+        *(("notes.datasets", n.datasets, datasets, "data set") for n in suite.notes),
         *(("notes.defenses", n.defenses, ids, "row") for n in suite.notes),
     ]
     for name in suite.datasets:
@@ -365,11 +407,12 @@ def _check(suite: Suite, file: str) -> None:
                 raise unknown_name(kind, name, allowed, f"{file}, key {key}")
     for printed in suite.printed:
         for key in ("asr", "mse", "attack_iterations"):
-            try:
-                float(getattr(printed, key))
-            except ValueError:
-                text = f"'{getattr(printed, key)}' is not a number"
-                raise LeakbenchError(f"{file}, key printed.{key}: {text}") from None
+            text = getattr(printed, key)
+            if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+                raise LeakbenchError(f"{file}, key printed.{key}: {text!r} is not a number")
+        if float(printed.asr) > 1:
+            text = f"a rate must be 0 to 1, got '{printed.asr}'"
+            raise LeakbenchError(f"{file}, key printed.asr: {text}")
 
 
 def _set(document: dict[str, Any], setting: str, file: str) -> None:
@@ -381,21 +424,29 @@ def _set(document: dict[str, Any], setting: str, file: str) -> None:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value  # a bare word is a string
+    except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
+        raise LeakbenchError(f"--set {path}: not valid TOML: {error}") from None
     *parents, last = path.strip().split(".")
     node: Any = document
     for part in parents:
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict):
+        if isinstance(node, dict):
             node = node.setdefault(part, {})
+        elif (place := _place(node, part)) is not None:
+            node = node[place]
         else:
             raise LeakbenchError(f"--set {path}: {file} has no table '{part}' there")
-    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = parsed
-    elif isinstance(node, dict):
+    if isinstance(node, dict):
         node[last] = parsed
+    elif (place := _place(node, last)) is not None:
+        node[place] = parsed
     else:
         raise LeakbenchError(f"--set {path}: {file} has no table to set '{last}' in")
+
+
+def _place(node: Any, part: str) -> int | None:
+    """Which item of a list `part` names; None if node is no list or has no such item."""
+    numbered = isinstance(node, list) and re.fullmatch("[0-9]{1,9}", part)
+    return int(part) if numbered and int(part) < len(node) else None
 
 
 # ------------------------------------------------------------------------------ cells
@@ -422,6 +473,10 @@ def _cells(
             fields = {field.name for field in dataclasses.fields(kind)}
             asked = {k: v for k, v in asked.items() if k in fields}
         parameters[knowledge] = complete(kind, asked, f"{file}, attack '{chosen}'")
+        steps = parameters[knowledge].get("steps")
+        if isinstance(steps, int) and steps < 1:  # the one parameter that reports know about
+            text = f"input should be greater than 0, got {steps}"
+            raise LeakbenchError(f"{file}, attack '{chosen}': key steps: {text}")
     rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
     cells = []
     for dataset in suite.datasets:
@@ -453,7 +508,18 @@ def _cells(
                 )
     if not cells:
         raise LeakbenchError(f"{file}: no cell is left to run; rows and data sets do not meet")
+    _check_distinct(cells, file)
     return tuple(cells)
+
+
+def _check_distinct(cells: Sequence[Cell], file: str) -> None:
+    """Cells that differ only in their row's id would share their records."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        other = first.setdefault(canonical(cell.spec()), cell)
+        if other is not cell:
+            text = f"rows '{other.defense_id}' and '{cell.defense_id}' are the same"
+            raise LeakbenchError(f"{file}, key defenses: {text}; change or remove one")
 
 
 def _rows(
@@ -464,7 +530,8 @@ def _rows(
         rows = [row for row in suite.defenses if row.id == defense]
         if not rows:
             registry.find("defenses", defense, "--defense")
-            rows = [DefenseTable(id=defense, name=defense, label=defense)]
+            row = re.sub("[^a-z0-9_]", "_", defense.lower())  # plugins have more freedom than ids
+            rows = [DefenseTable(id=row, name=defense, label=defense)]
     full = []
     for row in rows:
         registry.find("defenses", row.name, f"{file}, key defenses.name")
@@ -479,6 +546,8 @@ def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[s
     Raises:
         LeakbenchError: an unknown name, a wrong type, or a value the plugin refuses.
     """
+    if not dataclasses.is_dataclass(kind):
+        raise LeakbenchError(f"{where}: class {kind.__name__} is not a dataclass")
     fields = [field.name for field in dataclasses.fields(kind)]
     for name in parameters:
         if name not in fields:
@@ -487,7 +556,16 @@ def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[s
         plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
     except ValidationError as error:
         raise LeakbenchError(f"{where}: {_explain(error)}") from None
-    return {name: getattr(plugin, name) for name in fields}
+    except LeakbenchError as error:
+        raise LeakbenchError(f"{where}: {error}") from None
+    except Exception as error:  # foreign code may fail in any way; the text names it
+        raise LeakbenchError(f"{where}: {one_line(error)}") from error
+    values = {name: getattr(plugin, name) for name in fields}
+    try:
+        canonical(values)
+    except (TypeError, ValueError) as error:  # a default that records cannot hold, inf say
+        raise LeakbenchError(f"{where}: parameters cannot be written down: {error}") from None
+    return values
 
 
 def canonical(value: Any) -> str:

@@ -88,7 +88,9 @@ def run_round(
                     return Round(tapped=tapped, weights=None, state=state)
             gradients = gradients.mean("example")
         else:
-            gradients = of_batch(model, local, batch.inputs, batch.labels, stacked=stacked)
+            gradients = of_batch(
+                model, local, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask
+            )
         gradients, state = defense.on_batch(gradients, state, here)
         if at_tap and not wants_examples:
             tapped = gradients
@@ -161,7 +163,8 @@ def simulator(
         example_view = point.type == 2 and point.view == "example"
         if example_view:  # the costly part once for all defenses, then each one's hooks
             gradients = per_example(model, seen.weights, inputs, labels)
-        order, parts = [], []
+        order: list[Tensor] = []
+        parts: list[Gradients] = []
         for number in which.unique().tolist():
             chosen = torch.nonzero(which == number).flatten()
             replay = replays[number]
@@ -188,6 +191,7 @@ def simulator(
             order.append(chosen)
         if len(parts) == 1:
             return parts[0]
-        return concatenate(parts).select(torch.cat(order).argsort())
+        back = torch.cat(order).argsort()
+        return concatenate(parts).select(back)
 
     return simulate

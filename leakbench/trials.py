@@ -156,7 +156,10 @@ def _leak(
     dtype: torch.dtype,
 ) -> tuple[Leak, Gradients]:
     """The leak of all trials in the chunk's order, and their gradients without a defense."""
-    seen, plain_gradients, replays, order = [], [], [], []
+    seen: list[Gradients] = []
+    plain_gradients: list[Gradients] = []
+    replays: list[Replay] = []
+    order: list[int] = []
     replay_of = torch.empty(len(chunk.trials), dtype=torch.int64, device=device)
     adaptive = chunk.cells[0].knowledge == "adaptive"
     for number, cell in enumerate(chunk.cells):
@@ -170,7 +173,9 @@ def _leak(
         state = defense.init(weights)
         for of, into in ((defense, seen), (Defense(), plain_gradients)):
             into.append(
-                _captured(cell, dataset, model, weights, of, context, source, victims, device, dtype)
+                _captured(
+                    cell, dataset, model, weights, of, context, source, victims, device, dtype
+                )
             )
         replays.append(
             Replay(defense=defense, state=state, context=context)

@@ -11,12 +11,12 @@ the attack returned; `steps_to_success` looks at every iterate with the truth at
 from __future__ import annotations
 
 import json
-import math
-import statistics as plain_statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from math import inf, isfinite, nan
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from scipy.stats import norm
@@ -54,7 +54,9 @@ _MEASURED = (
     *("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank"),
     "first_step",
 )
-_NO_RECORD = ("skipped", "missing")
+
+COUNTS = ("ok", "nan", "diverged", "oom", "timeout", "skipped", "error", "missing")
+"""How planned trials ended; missing: no record, and no reason why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class _Trials:
     """All trials of one cell: `entering` and `judged` hold one list a network."""
 
     cell: Cell
-    counts: Mapping[str, int]
+    counts: Counter[str]
     reason: str
     entering: list[list[Record]]
     judged: list[list[Record]]
@@ -121,7 +123,8 @@ def build(
         manifest: `Run.manifest()`, passed on.
 
     Returns:
-        A dictionary of plain values, strict JSON; `docs/reports.md` lists its keys.
+        A dictionary of plain values, strict JSON. Lists of cells and notes keep the order of the
+        suite file.
 
     Raises:
         LeakbenchError: A printed number that cannot be what it says (a rate above 1).
@@ -164,10 +167,7 @@ def build(
         "datasets": {name: {"title": look_up(name).title} for name in datasets},
         "cells": cells,
         "notes": [*_suite_notes(plan, cells), *_computed_notes(cells, rules)],
-        "baselines": {
-            name: _baselines(_distinct(trials, name))
-            for name in datasets
-        },
+        "baselines": {name: _baselines(_distinct(trials, name)) for name in datasets},
         "manifest": dict(manifest),
     }
 
@@ -236,7 +236,7 @@ def _collect(planned: PlannedCell, records: Mapping[Key, Record]) -> _Trials:
 def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
     """(data set, row, knowledge) -> an earlier row with the same numbers in every trial."""
     first: dict[tuple[str, str, str], str] = {}
-    found = {}
+    found: dict[tuple[str, str, str], str] = {}
     for each in trials:
         if not each.all_judged:
             continue
@@ -301,8 +301,8 @@ def _cell(
         "knowledge": cell.knowledge,
         "leak": cell.leak,
         "convention": cell.convention,
-        "planned": counts.total() if isinstance(counts, Counter) else sum(counts.values()),
-        **{status: counts.get(status, 0) for status in _STATUS_COLUMNS},
+        "planned": counts.total(),
+        **{status: counts[status] for status in COUNTS},
         "reason": trials.reason,
         "networks": trials.networks,
         "asr": {name: interval.as_dict() for name, interval in asr.items()},
@@ -332,9 +332,6 @@ def _cell(
     }
 
 
-_STATUS_COLUMNS = ("ok", "nan", "diverged", "oom", "timeout", *_NO_RECORD[:1], "error", "missing")
-
-
 def _outcomes(trials: _Trials, rule: Rule) -> list[list[bool]]:
     return [[succeeded(rule.judged, record) for record in network] for network in trials.entering]
 
@@ -347,7 +344,7 @@ def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
     might have done as well as the others.
     """
     records = trials.all_entering
-    first = [(record.get("first_step") or {}).get(rule.name) for record in records]
+    first = [_first_step(record, rule) for record in records]
     spent = [record["steps"] for record in records if record.get("steps") is not None]
     found = [step for step in first if step is not None]
     end = max([*spent, *found], default=0)
@@ -355,26 +352,30 @@ def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
         "median": kaplan_meier_median(
             [end if step is None else step for step in first], [step is not None for step in first]
         ),
-        "mean_of_successes": plain_statistics.fmean(found) if found else None,
+        "mean_of_successes": fmean(found) if found else None,
     }
+
+
+def _first_step(record: Record, rule: Rule) -> int | None:
+    """First step at which the iterate passed; 0 is the start."""
+    step: int | None = (record.get("first_step") or {}).get(rule.name)
+    return step
 
 
 def _start_passes(judged: Sequence[Record], rule: Rule) -> bool:
     """Whether the start already is a success for every victim: then the rate measures nothing."""
-    return bool(judged) and all(
-        (record.get("first_step") or {}).get(rule.name) == 0 for record in judged
-    )
+    return bool(judged) and all(_first_step(record, rule) == 0 for record in judged)
 
 
 def _label_accuracy(judged: Sequence[Record]) -> float | None:
     guesses = [r["label_guess"] == r["label"] for r in judged if r.get("label_guess") is not None]
-    return plain_statistics.fmean(guesses) if guesses else None
+    return fmean(guesses) if guesses else None
 
 
 def _baselines(records: Sequence[Record]) -> dict[str, float | None]:
     """Mean clamped MSE of what needs no gradient."""
     return {
-        name: _summary(((r.get("baselines") or {}).get(name) for r in records), _mean)
+        name: _summary(((r.get("baselines") or {}).get(name) for r in records), fmean)
         for name in BASELINES
     }
 
@@ -392,20 +393,16 @@ def _above(interval: Interval, ceiling: float | None) -> bool:
 
 
 def _median(records: Iterable[Record], name: str) -> float | None:
-    return _summary((record.get(name) for record in records), plain_statistics.median)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return plain_statistics.fmean(values)
+    return _summary((record.get(name) for record in records), median)
 
 
 def _summary(
     values: Iterable[float | None], summarise: Callable[[list[float]], float]
 ) -> float | None:
     """`summarise` over the finite ones; None where there is none."""
-    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
-    result = summarise(finite) if finite else math.nan
-    return result if math.isfinite(result) else None
+    finite = [float(value) for value in values if value is not None and isfinite(value)]
+    result = summarise(finite) if finite else nan
+    return result if isfinite(result) else None
 
 
 # ------------------------------------------------------------------------------ verdicts
@@ -433,34 +430,30 @@ def _verdict(
             rule.name: rate_verdict(rate, rate_interval(_outcomes(trials, rule), level=0.90))
             for rule in paper
         },
-        "mse": {
-            rule.name: _error_reading(trials, rule, error, printed.mse) for rule in paper
-        },
+        "mse": {rule.name: _error_reading(trials, rule, error, printed.mse) for rule in paper},
         "attack_iterations": _iteration_readings(
-            trials, rules, iterations, printed.attack_iterations
+            trials, rules, iterations, printed.attack_iterations, at_limit=rate == 0
         ),
     }
     found["summary"] = _sentence(found, trials, rules, printed)
     return found
 
 
-def _printed_number(text: str, where: str, highest: float = math.inf) -> float:
+def _printed_number(text: str, where: str, highest: float = inf) -> float:
     value = float(text)
-    if not (math.isfinite(value) and 0 <= value <= highest):
+    if not (isfinite(value) and 0 <= value <= highest):
         allowed = "0 to 1" if highest == 1.0 else "finite and not negative"
         raise LeakbenchError(f"{where}: a printed number must be {allowed}, got '{text}'")
     return value
 
 
-def _error_reading(
-    trials: _Trials, rule: Rule, printed: float, text: str
-) -> dict[str, Any]:
+def _error_reading(trials: _Trials, rule: Rule, printed: float, text: str) -> dict[str, Any]:
     """Mean error over successes under `rule`, or over all where none succeeds, as in the paper."""
     successes = _successes(trials, rule)
     any_success = any(successes)
     chosen = successes if any_success else trials.judged
     return _reading(
-        _finite_values(chosen, lambda record: record.get(rule.number)),
+        _finite([[r.get(rule.number) for r in network] for network in chosen]),
         printed,
         text,
         "successes" if any_success else "all",
@@ -468,10 +461,15 @@ def _error_reading(
 
 
 def _iteration_readings(
-    trials: _Trials, rules: Sequence[Rule], printed: float, text: str
+    trials: _Trials, rules: Sequence[Rule], printed: float, text: str, *, at_limit: bool
 ) -> dict[str, dict[str, Any]]:
-    """Mean first step of successes under a rule, or steps spent by all where none succeeds."""
-    spent = _finite_values(trials.judged, lambda record: record.get("steps"))
+    """Mean first step of successes under each rule, and the steps spent by all ("own_stop").
+
+    at_limit: the paper had no success and printed its limit of iterations; where none of ours
+    succeeds either, the steps spent are compared with it. Without a success on our side only,
+    there is nothing to compare.
+    """
+    spent = _finite([[r.get("steps") for r in network] for network in trials.judged])
     own_stop = _reading(spent, printed, text, "all")
     limit = trials.cell.attack_parameters.get("steps")
     if isinstance(limit, int) and limit < printed:
@@ -482,11 +480,11 @@ def _iteration_readings(
         if not (rule.stepwise and (rule.paper or rule.judged.kind == "strict")):
             continue
         successes = _successes(trials, rule)
-        if any(successes):
-            steps = _finite_values(successes, lambda r, name=rule.name: r["first_step"].get(name))
-            readings[rule.name] = _reading(steps, printed, text, "successes")
-        else:
+        if at_limit and not any(successes):
             readings[rule.name] = dict(own_stop)
+        else:
+            first = [[_first_step(r, rule) for r in network] for network in successes]
+            readings[rule.name] = _reading(_finite(first), printed, text, "successes")
     readings["own_stop"] = own_stop
     return readings
 
@@ -495,11 +493,9 @@ def _successes(trials: _Trials, rule: Rule) -> list[list[Record]]:
     return [[r for r in network if succeeded(rule.judged, r)] for network in trials.judged]
 
 
-def _finite_values(
-    networks: Sequence[Sequence[Record]], value: Callable[[Record], float | None]
-) -> list[list[float]]:
-    found = [[value(record) for record in network] for network in networks]
-    return [[float(x) for x in network if x is not None and math.isfinite(x)] for network in found]
+def _finite(networks: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Without what could not be measured, network by network."""
+    return [[float(x) for x in network if x is not None and isfinite(x)] for network in networks]
 
 
 def _reading(
@@ -524,24 +520,35 @@ def _sentence(
         ("MSE", printed.mse, _words(found["mse"])),
         ("iterations", printed.attack_iterations, _words(found["attack_iterations"])),
     ]
-    clauses = [f"{what} {text} {_outcome(words, labels)}" for what, text, words in numbers]
-    free = [rule.label for rule in rules if rule.paper and _start_passes(trials.all_judged, rule)]
+    clauses = [f"{what} {text}: {_outcome(words, labels)}" for what, text, words in numbers]
+    free = [rule.name for rule in rules if rule.paper and _start_passes(trials.all_judged, rule)]
     if free:
-        clauses.append(f"the start image already passes ({'; '.join(free)})")
+        clauses.append(f"the start image already passes under {_quoted(free, labels)}")
     return f"Printed {'; '.join(clauses)}."
 
 
 def _words(readings: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:
-    return {name: reading["verdict"] for name, reading in readings.items()}
+    return {name: reading["verdict"] for name, reading in with_value(readings).items()}
+
+
+def with_value(readings: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """Readings that could be measured, or all where none could: the others decide nothing."""
+    measured = {name: r for name, r in readings.items() if r["value"] is not None}
+    return measured or readings
 
 
 def _outcome(words: Mapping[str, Verdict], labels: Mapping[str, str]) -> str:
-    for word in ("reproduced", "inconclusive"):
-        names = [f"'{labels[name]}'" for name, verdict in words.items() if verdict == word]
-        if names:
-            joined = ", ".join(names)
-            return f"is reproduced by {joined}" if word == "reproduced" else f"is open ({joined})"
-    return "is reproduced by no reading"
+    reproduced = [name for name, word in words.items() if word == "reproduced"]
+    if reproduced:
+        return f"reproduced by {_quoted(reproduced, labels)}"
+    unclear = [name for name, word in words.items() if word == "inconclusive"]
+    if unclear:
+        return f"reproduced by no reading, inconclusive under {_quoted(unclear, labels)}"
+    return "reproduced by no reading"
+
+
+def _quoted(names: Iterable[str], labels: Mapping[str, str]) -> str:
+    return ", ".join(f"'{labels[name]}'" for name in names)
 
 
 # ------------------------------------------------------------------------------ notes
@@ -574,9 +581,7 @@ def _suite_notes(plan: Plan, cells: Sequence[Mapping[str, Any]]) -> list[dict[st
     ]
 
 
-def _computed_notes(
-    cells: Sequence[dict[str, Any]], rules: Sequence[Rule]
-) -> list[dict[str, Any]]:
+def _computed_notes(cells: Sequence[dict[str, Any]], rules: Sequence[Rule]) -> list[dict[str, Any]]:
     return [
         *_same_notes(cells),
         *_start_notes(cells, rules),
@@ -610,10 +615,8 @@ def _same_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return notes
 
 
-def _start_notes(
-    cells: Sequence[dict[str, Any]], rules: Sequence[Rule]
-) -> list[dict[str, Any]]:
-    """Rules that the start image meets in every cell of a data set."""
+def _start_notes(cells: Sequence[dict[str, Any]], rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """Rules that the start image meets for every victim of a data set."""
     notes = []
     measured = [cell for cell in cells if cell["networks"]]
     for rule in rules:
@@ -625,7 +628,7 @@ def _start_notes(
         if datasets:
             text = (
                 f"Under '{rule.label}' the start image already passes for every victim "
-                f"({', '.join(datasets)}): this rate says nothing about the attack."
+                f"({', '.join(datasets)}): a success there needs no attack."
             )
             notes.append(_note(text, "report", datasets))
     return notes

@@ -1,0 +1,418 @@
+"""The report in the forms people read: Markdown, CSV, JSON and one self-contained HTML page.
+
+Nothing is computed here but rounding: every number comes from `cells.build`. Markdown and HTML are
+two renderings of the same `Document`.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from leakbench.report.cells import COUNTS, Report, flag_names, with_value
+
+DASH = "-"
+MARKS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
+"""Marks of the three verdicts in tables; the words stand in the verdict column."""
+
+_CONVENTIONS = {None: "", "per_example": "example", "mean": "mean", "sum": "sum"}
+_WARNINGS = {
+    "optimiser_failed": "optimiser failed",
+    "fits_noise": "fits noise",
+    "loss_never_fell": "loss never fell",
+    "label_wrong": "label wrong",
+    "defense_noop": "defense no-op",
+    "gradient_nonfinite": "gradient not finite",
+    "gradient_zero": "gradient zero",
+}
+_BASELINE_LABELS = {
+    "start_image": "start image",
+    "mean_image": "mean image",
+    "class_mean": "mean of the class",
+    "nearest_public": "nearest public image",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells of text; a row has as many as the header."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One data set: what stands above the tables, the tables, what stands below."""
+
+    title: str
+    above: tuple[str, ...]
+    tables: tuple[Table, ...]
+    below: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report as text."""
+
+    title: str
+    lead: tuple[str, ...]
+    guide: tuple[str, ...]
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+
+
+def compact(value: float | None) -> str:
+    """Two or three significant digits in few characters: 0.94, 12.5, 1.5e-5, 4.2e5."""
+    if value is None or math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0 or 0.001 <= abs(value) < 10_000:
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+# ------------------------------------------------------------------------------ renderings
+
+
+def to_json(report: Report) -> str:
+    """Strict JSON (no NaN), keys in the order of `cells.build`."""
+    return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(report: Report) -> str:
+    """One row a cell; nested keys joined by dots, lists by semicolons, None is empty."""
+    rows = [dict(_flat(cell)) for cell in report["cells"]]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_markdown(report: Report) -> str:
+    """For GitHub, and readable in a terminal: columns of a table are padded to equal width."""
+    document = arrange(report)
+    parts = [f"# {document.title}", *document.lead, _bullets(document.guide)]
+    for section in document.sections:
+        parts += [f"## {section.title}", *section.above]
+        for table in section.tables:
+            parts += [f"**{table.caption}**", _markdown_table(table)]
+        parts += section.below
+    if document.notes:
+        numbered = enumerate(document.notes, start=1)
+        parts += ["## Notes", "\n".join(f"{number}. {note}" for number, note in numbered)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(report: Report, gallery_png: bytes | None = None) -> str:
+    """One page that needs nothing from outside; `gallery_png` is embedded."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("leakbench.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    gallery = None
+    if gallery_png is not None:
+        gallery = "data:image/png;base64," + base64.b64encode(gallery_png).decode("ascii")
+    return environment.get_template("report.html.j2").render(
+        document=arrange(report), gallery=gallery
+    )
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _markdown_table(table: Table) -> str:
+    """Padded columns; a bar inside a cell would start a new column, so it is escaped."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(table.header))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{name}.")
+        elif name == "flags":
+            yield (
+                f"{prefix}{name}",
+                ";".join(
+                    f["name"] if f["count"] is None else f"{f['name']}={f['count']}" for f in item
+                ),
+            )
+        elif isinstance(item, list):
+            yield f"{prefix}{name}", ";".join(str(part) for part in item)
+        else:
+            yield f"{prefix}{name}", "" if item is None else item
+
+
+# ------------------------------------------------------------------------------ arrangement
+
+
+def arrange(report: Report) -> Document:
+    """All the text of a report, in reading order."""
+    return Document(
+        title=report["title"],
+        lead=_lead(report),
+        guide=_guide(report),
+        sections=tuple(_section(report, dataset) for dataset in report["datasets"]),
+        notes=tuple(_one_line(note["text"]) for note in report["notes"]),
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _lead(report: Report) -> tuple[str, ...]:
+    cells = report["cells"]
+    absent = sum(cell["missing"] + cell["skipped"] for cell in cells)
+    attacks = ", ".join(dict.fromkeys(cell["attack"] for cell in cells))
+    models = ", ".join(dict.fromkeys(cell["model"] for cell in cells))
+    taps = ", ".join(dict.fromkeys(cell["leak"] for cell in cells))
+    run = (
+        f"Suite {report['suite']}, profile {report['profile']}: attack {attacks} on model "
+        f"{models}, leak {taps}; {report['networks']} networks x {report['victims']} victims a "
+        f"cell; {report['planned'] - absent} of {report['planned']} planned trials have a result."
+    )
+    return tuple(part for part in (report["source"], run, _where(report["manifest"])) if part)
+
+
+def _where(manifest: Mapping[str, Any]) -> str:
+    """When, on what and with which versions it was run, as far as the manifest says."""
+    parts = []
+    if manifest.get("started"):
+        device = manifest.get("device")
+        parts.append(f"Started {manifest['started']}" + (f" on {device}" if device else ""))
+    versions = manifest.get("versions") or {}
+    parts += [f"{name} {version}" for name, version in versions.items()]
+    commit = (manifest.get("git") or {}).get("commit")
+    if commit:
+        parts.append(f"commit {str(commit)[:12]}")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _guide(report: Report) -> tuple[str, ...]:
+    paper = [rule["label"] for rule in report["rules"] if rule["paper"]]
+    lines = [
+        "Rates judge what the attack returned, with 95 % intervals over networks, then victims; "
+        "trials that ended in an error count as failures.",
+    ]
+    if paper:
+        lines.append(f"The paper's rule, in {len(paper)} readings: {' / '.join(paper)}.")
+    lines += [
+        "MSE, SSIM, steps and evaluations are medians; 'steps to success' is an oracle: "
+        "Kaplan-Meier median of the first iterate that would have passed.",
+        "Ceiling: no attack can identify more victims than this under the stated guarantee.",
+    ]
+    if any(cell["printed"] for cell in report["cells"]):
+        lines.append(
+            f"Beside the printed numbers: {MARKS['reproduced']} reproduced, "
+            f"{MARKS['not reproduced']} not reproduced, {MARKS['inconclusive']} inconclusive "
+            "(90 % interval against printed rate ± 0.10, or MSE and iterations within a factor "
+            "of 2); means over successes, or over all trials where none succeeds."
+        )
+    return tuple(lines)
+
+
+def _section(report: Report, dataset: str) -> Section:
+    cells = [cell for cell in report["cells"] if cell["dataset"] == dataset]
+    title = f"{report['datasets'][dataset]['title']} ({dataset})"
+    measured = [cell for cell in cells if cell["networks"]]
+    if not measured:
+        reasons = ", ".join(dict.fromkeys(cell["reason"] for cell in cells if cell["reason"]))
+        above = f"Not run: {reasons}" if reasons else "No trial has a result yet."
+        return Section(title=title, above=(above,), tables=(), below=())
+    tables = [_leakage_table(report, cells), _effort_table(report, cells)]
+    if any(cell["printed"] for cell in cells):
+        tables.append(_printed_table(report, cells))
+    baselines = report["baselines"][dataset]
+    known = [
+        f"{_BASELINE_LABELS.get(name, name)} {compact(value)}"
+        for name, value in baselines.items()
+        if value is not None
+    ]
+    below = (f"Without any gradient, clamped MSE: {', '.join(known)}.",) if known else ()
+    return Section(title=title, above=(), tables=tuple(tables), below=below)
+
+
+def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
+    ours = [rule for rule in report["rules"] if not rule["paper"]]
+    paper = [rule for rule in report["rules"] if rule["paper"]]
+    header = ["method", "attacker", "noise on", *(rule["label"] for rule in ours), "ceiling"]
+    if paper:
+        header.append("paper's rule")
+    header += ["MSE raw; clamped", "notes"]
+    rows = []
+    for cell in cells:
+        row = [
+            cell["label"],
+            cell["knowledge"],
+            _CONVENTIONS.get(cell["convention"], str(cell["convention"])) or DASH,
+            *(_interval(cell["asr"][rule["name"]]) for rule in ours),
+            compact(cell["ceiling"]),
+        ]
+        if paper:
+            row.append(" / ".join(_rate(cell["asr"][rule["name"]]["value"]) for rule in paper))
+        errors = f"{compact(cell['mse'])}; {compact(cell['mse_clamped'])}"
+        row += [errors, _note_numbers(report, cell)]
+        rows.append(tuple(row))
+    return Table(caption="Leakage: success rates", header=tuple(header), rows=tuple(rows))
+
+
+def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
+    strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
+    header = (
+        *("method", "attacker", "SSIM", "label right", "steps", "evaluations"),
+        *(f"steps to success ({rule['label']})" for rule in strict),
+        *("trials", "warnings"),
+    )
+    rows = tuple(
+        (
+            cell["label"],
+            cell["knowledge"],
+            _rate(cell["ssim"]),
+            _rate(cell["label_accuracy"]),
+            compact(cell["steps"]),
+            compact(cell["evaluations"]),
+            *(compact(cell["steps_to_success"][rule["name"]]["median"]) for rule in strict),
+            _trials(cell),
+            _warnings(cell),
+        )
+        for cell in cells
+    )
+    return Table(caption="Effort, and why attacks failed", header=header, rows=rows)
+
+
+def _printed_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
+    """Three lines a row of the paper's table: rate, MSE, iterations, each in all its readings."""
+    paper = [rule for rule in report["rules"] if rule["paper"]]
+    strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
+    columns = [*((rule["name"], rule["label"]) for rule in (*paper, *strict))]
+    columns.append(("own_stop", "own stop"))
+    header = ("method", "attacker", "number", "printed", *(label for _, label in columns))
+    rows: list[tuple[str, ...]] = []
+    labels = dict(columns)
+    for cell in cells:
+        if not cell["printed"]:
+            continue
+        head = (cell["label"], cell["knowledge"])
+        rates = _rate_readings(cell)
+        lines = [("ASR", "asr", rates)]
+        if cell["verdict"]:
+            lines += [
+                ("MSE", "mse", cell["verdict"]["mse"]),
+                ("iterations", "attack_iterations", cell["verdict"]["attack_iterations"]),
+            ]
+        for what, key, readings in lines:
+            show = _rate if key == "asr" else compact
+            values = [_marked(readings.get(name), show) for name, _ in columns]
+            verdict = _short_verdict(cell, readings, labels)
+            rows.append((*head, what, cell["printed"][key], *values, verdict))
+            head = ("", "")
+    return Table(
+        caption="Beside the printed numbers", header=(*header, "verdict"), rows=tuple(rows)
+    )
+
+
+def _rate_readings(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rates under the paper's readings with their verdicts; without where none is given."""
+    words = cell["verdict"].get("asr", {})
+    return {
+        name: {**interval, "verdict": words.get(name, "")}
+        for name, interval in cell["asr"].items()
+        if not words or name in words
+    }
+
+
+def _marked(reading: Mapping[str, Any] | None, show: Callable[[float | None], str]) -> str:
+    if reading is None or reading["value"] is None:
+        return DASH
+    return f"{show(reading['value'])} {MARKS.get(reading['verdict'], '')}".rstrip()
+
+
+def _short_verdict(
+    cell: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]
+) -> str:
+    words = {name: reading["verdict"] for name, reading in with_value(readings).items()}
+    if not cell["networks"]:
+        return "not measured"
+    if not any(words.values()):
+        return "context only"
+    matching = [name for name, word in words.items() if word == "reproduced"]
+    if matching:
+        return "reproduced: " + "; ".join(
+            labels[name] + (" (start passes)" if name in cell["start_passes"] else "")
+            for name in matching
+        )
+    if "inconclusive" in words.values():
+        return "inconclusive"
+    few = " (few networks)" if "few_networks" in flag_names(cell) else ""
+    return f"not reproduced{few}"
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def _rate(value: float | None) -> str:
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    return DASH if value is None else f"{round(value, 2) + 0.0:.2f}"
+
+
+def _interval(interval: Mapping[str, float | None]) -> str:
+    if interval["value"] is None:
+        return DASH
+    text = _rate(interval["value"])
+    return (
+        text
+        if interval["low"] is None
+        else (f"{text} [{_rate(interval['low'])}, {_rate(interval['high'])}]")
+    )
+
+
+def _trials(cell: Mapping[str, Any]) -> str:
+    """The number alone where all is well, else how the others ended."""
+    if cell["ok"] == cell["planned"]:
+        return str(cell["planned"])
+    ends = ", ".join(f"{cell[name]} {name}" for name in COUNTS if cell[name])
+    return f"{cell['planned']}: {ends}"
+
+
+def _warnings(cell: Mapping[str, Any]) -> str:
+    """Flags of trials that ask for care, with how many have them."""
+    counts = {flag["name"]: flag["count"] for flag in cell["flags"]}
+    found = [f"{text} {counts[name]}" for name, text in _WARNINGS.items() if counts.get(name)]
+    return ", ".join(found) or DASH
+
+
+def _note_numbers(report: Report, cell: Mapping[str, Any]) -> str:
+    """Numbers of the notes about this row; those about everything are not repeated in each."""
+    numbers = [
+        str(number)
+        for number, note in enumerate(report["notes"], start=1)
+        if note["defenses"] is not None
+        and cell["defense"] in note["defenses"]
+        and (note["datasets"] is None or cell["dataset"] in note["datasets"])
+    ]
+    return ", ".join(numbers) or DASH

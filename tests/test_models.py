@@ -1,0 +1,147 @@
+"""The three networks against torch.nn layers with the same weights, and their weight draws."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from leakbench import data
+from leakbench.errors import LeakbenchError
+from leakbench.models import BUILDERS, Scheme, SigmoidNet, build, digest
+from leakbench.names import MODELS
+from leakbench.streams import generator
+
+SHAPES = [(1, 28, 28), (3, 32, 32)]
+
+# Channels and strides by hand, from the papers' notebooks.
+LAYERS = {
+    "lenet_cpl": [(12, 2), (12, 2), (12, 1), (12, 1)],
+    "lenet_dlg": [(12, 2), (12, 2), (12, 1)],
+    "cnn2": [(16, 2), (32, 2)],
+}
+
+# (model, channels) -> features of the dense layer, number of parameters.
+SIZES = {
+    ("lenet_cpl", 1): (588, 17_038),
+    ("lenet_cpl", 3): (768, 19_438),
+    ("lenet_dlg", 1): (588, 13_426),
+    ("lenet_dlg", 3): (768, 15_826),
+    ("cnn2", 1): (1568, 28_938),
+    ("cnn2", 3): (2048, 34_538),
+}
+
+
+def draw(model: SigmoidNet, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    return model.init(generator(seed, "weights"), dtype)
+
+
+def sequential(name: str, channels: int, features: int, weights: dict[str, Tensor]) -> nn.Module:
+    """The same network of torch.nn modules, holding `weights`."""
+    modules: list[nn.Module] = []
+    for width, stride in LAYERS[name]:
+        modules += [nn.Conv2d(channels, width, 5, padding=2, stride=stride), nn.Sigmoid()]
+        channels = width
+    network = nn.Sequential(*modules, nn.Flatten(), nn.Linear(features, 10))
+    network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
+    return network
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_sizes(name: str, shape: tuple[int, ...]) -> None:
+    weights = draw(build(name, shape, 10))
+    features, parameters = SIZES[name, shape[0]]
+    assert weights["dense.weight"].shape == (10, features)
+    assert sum(value.numel() for value in weights.values()) == parameters
+    assert len(weights) == 2 * len(LAYERS[name]) + 2
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_forward_is_that_of_torch_layers(name: str, shape: tuple[int, ...]) -> None:
+    images = data.load("mnist" if shape[0] == 1 else "cifar10").candidates[:6]
+    model = build(name, shape, 10)
+    weights = draw(model)
+    expected = sequential(name, shape[0], SIZES[name, shape[0]][0], weights)(images)
+    logits = model.logits(weights, images)
+    assert logits.shape == (6, 10)
+    torch.testing.assert_close(logits, expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_head_is_the_dense_weight(name: str) -> None:
+    model = build(name, (1, 28, 28), 7)
+    assert draw(model)[model.head].shape[0] == 7
+
+
+def fan_in(name: str, weights: dict[str, Tensor]) -> int:
+    return weights[name.rpartition(".")[0] + ".weight"][0].numel()
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "default"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_weights_fill_their_range(name: str, scheme: Scheme) -> None:
+    weights = draw(build(name, (1, 28, 28), 10, scheme))
+    for key, value in weights.items():
+        bound = 0.5 if scheme == "uniform" else 1 / math.sqrt(fan_in(key, weights))
+        assert float(value.abs().max()) <= bound
+        if value.numel() > 200:  # a uniform sample of that size comes near both ends
+            assert float(value.min()) < -0.95 * bound
+            assert float(value.max()) > 0.95 * bound
+
+
+def test_default_scheme_has_the_ranges_of_torch_layers() -> None:
+    """torch initialises weight and bias of a layer by the same bound."""
+    weights = draw(build("cnn2", (3, 32, 32), 10, "default"))
+    layer = nn.Conv2d(3, 16, 5)
+    bound = 1 / math.sqrt(3 * 25)
+    assert float(layer.weight.detach().abs().max()) <= bound
+    ratio = float(layer.weight.detach().std() / weights["conv1.weight"].std())
+    assert abs(ratio - 1) < 0.1
+
+
+def test_draws_follow_the_seed() -> None:
+    model = build("lenet_dlg", (1, 28, 28), 10)
+    one, same, other = draw(model, 1), draw(model, 1), draw(model, 2)
+    assert all(torch.equal(one[k], same[k]) for k in one)
+    assert not any(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_float32_weights_are_float64_weights_rounded() -> None:
+    model = build("lenet_cpl", (1, 28, 28), 10)
+    single, double = draw(model), draw(model, dtype=torch.float64)
+    assert all(torch.equal(single[k], double[k].float()) for k in single)
+
+
+def test_names_and_builders_agree() -> None:
+    assert MODELS.keys() == BUILDERS.keys()
+
+
+def test_unknown_model_names_the_choices() -> None:
+    with pytest.raises(LeakbenchError, match=r"did you mean 'lenet_cpl'.*cnn2"):
+        build("lenet_clp", (1, 28, 28), 10)
+
+
+def test_digest_sees_every_change() -> None:
+    weights = draw(build("lenet_dlg", (1, 28, 28), 10))
+    bias = weights["dense.bias"]
+    nudged = bias.clone()
+    nudged[3] = torch.nextafter(nudged[3], torch.tensor(1.0))
+    rest = {k: v for k, v in weights.items() if k != "dense.bias"}
+    variants = {
+        "as it is": weights,
+        "one bit": rest | {"dense.bias": nudged},
+        "shape": rest | {"dense.bias": bias[:, None]},
+        "name": rest | {"dense.offset": bias},
+        "missing": rest,
+        "type": rest | {"dense.bias": bias.double()},
+    }
+    assert len({digest(value) for value in variants.values()}) == len(variants)
+
+
+def test_digest_ignores_order_and_memory_layout() -> None:
+    weights = draw(build("lenet_dlg", (1, 28, 28), 10))
+    reordered = dict(reversed(weights.items()))
+    reordered["dense.weight"] = reordered["dense.weight"].t().contiguous().t()
+    assert digest(reordered) == digest(weights)

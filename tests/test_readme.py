@@ -1,0 +1,64 @@
+"""The README's examples are complete: each is one file that is listed, checked and runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import leakbench.attacks
+import leakbench.defenses
+from leakbench import registry, runner
+from leakbench.suite import resolve
+from leakbench.testing import check_attack, check_defense
+
+README = Path(__file__).parent.parent / "README.md"
+EXAMPLES = re.findall(r"```python\n# (\w+)/(\w+)\.py\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def dropped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The README's files in folders that are searched beside attacks/ and defenses/."""
+    for kind, name, text in EXAMPLES:
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        package = {"attacks": leakbench.attacks, "defenses": leakbench.defenses}[kind]
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    yield
+    for kind, name, _ in EXAMPLES:
+        sys.modules.pop(f"leakbench.{kind}.{name}", None)
+
+
+def test_there_is_one_example_of_each_kind() -> None:
+    assert [(kind, name) for kind, name, _ in EXAMPLES] == [
+        ("attacks", "gray_start"),
+        ("defenses", "relative_noise"),
+    ]
+
+
+@pytest.mark.usefixtures("dropped_in")
+def test_examples_keep_the_contract() -> None:
+    check_attack(registry.load("attacks", "gray_start")())
+    check_defense(registry.load("defenses", "relative_noise")())
+
+
+@pytest.mark.usefixtures("dropped_in")
+def test_examples_run_in_a_suite(tmp_path: Path) -> None:
+    plan = resolve(
+        "tifs_table3",
+        attack="gray_start",
+        defense="relative_noise",
+        settings=[
+            'datasets=["mnist"]',
+            "profiles.quick.networks=1",
+            "profiles.quick.victims=2",
+            "profiles.quick.parameters.steps=3",
+            "profiles.quick.snapshots=[1]",
+        ],
+    )
+    outcome = runner.run(plan, tmp_path / "run", root=None)
+    assert (outcome.planned, outcome.ran, outcome.errors) == (4, 4, 0)

@@ -1,0 +1,657 @@
+"""Reports from made-up records: counts, intervals, verdicts, tables, page and gallery."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import norm
+
+from leakbench.data import load
+from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.records import Key, Record, Run, key
+from leakbench.report import cells, gallery, tables
+from leakbench.runner import PlannedCell
+from leakbench.statistics import (
+    kaplan_meier_median,
+    mean_interval,
+    median_interval,
+    rate_interval,
+    rate_verdict,
+    ratio_verdict,
+)
+from leakbench.suite import Plan, resolve
+
+PAPER = ("paper_mean_raw", "paper_mean_clamped", "paper_norm_raw", "paper_norm_clamped")
+STEPWISE = (*PAPER, "strict")
+MANIFEST: dict[str, Any] = {
+    "suite": "tifs_table3",
+    "profile": "quick",
+    "device": "cpu",
+    "started": "2025-01-01T00:00:00+00:00",
+    "versions": {"leakbench": "0.1.0"},
+    "git": {},
+    "skipped": {},
+}
+NO_LFW = "no data: data set 'lfw' is not on this machine"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve("tifs_table3", "quick")
+
+
+def plan_cell(
+    plan: Plan,
+    dataset: str = "mnist",
+    defense: str = "none",
+    knowledge: str = "naive",
+    *,
+    networks: int = 2,
+    victims: int = 8,
+    skip: str = "",
+    mu: float | None = None,
+) -> PlannedCell:
+    """One cell of the plan, with as many networks and victims as a test wants."""
+    (cell,) = (c for c in plan.cells if str(c) == f"{dataset}/{defense}/cpl/{knowledge}")
+    return PlannedCell(
+        cell=cell,
+        identities=tuple(f"{cell}#{number}" for number in range(networks)),
+        victims=tuple(tuple(range(n * victims, (n + 1) * victims)) for n in range(networks)),
+        skip=skip,
+        ceiling_mu=mu,
+        guarantee="",
+    )
+
+
+def record(planned: PlannedCell, network: int, victim: int, **changes: Any) -> Record:
+    """A perfect recovery after 5 of 30 steps; `changes` make it something else."""
+    made = {
+        "schema": 1,
+        "identity": planned.identities[network],
+        "dataset": planned.cell.dataset,
+        "defense_id": planned.cell.defense_id,
+        "attack": "cpl",
+        "knowledge": planned.cell.knowledge,
+        "network": network,
+        "victim": victim,
+        "source_index": victim,
+        "status": "ok",
+        "reason": "",
+        "ended": "steps",
+        "steps": 30,
+        "evaluations": 600,
+        "loss": 1e-9,
+        "loss_start": 1.0,
+        "loss_true": 0.0,
+        "label": 3,
+        "label_guess": 3,
+        "mse_raw": 1e-5,
+        "mse_clamped": 1e-5,
+        "distance_raw": 0.09,
+        "distance_clamped": 0.09,
+        "psnr": 50.0,
+        "ssim": 0.99,
+        "rank": 1,
+        "baselines": {
+            "start_image": 0.3, "mean_image": 0.06, "class_mean": 0.05, "nearest_public": 0.03,
+        },
+        "first_step": dict.fromkeys(STEPWISE, 5),
+        "flags": ["label_inferred"],
+        "arrays": None,
+    }  # fmt: skip
+    return made | changes
+
+
+NOISE: dict[str, Any] = {
+    "mse_raw": 4.2e5,
+    "mse_clamped": 0.48,
+    "distance_raw": 1.8e4,
+    "distance_clamped": 19.4,
+    "ssim": 0.01,
+    "rank": 700,
+    "label_guess": 4,
+    "first_step": {"paper_mean_raw": 0, "paper_mean_clamped": 0} | dict.fromkeys(STEPWISE[2:]),
+}
+CRASH: dict[str, Any] = {
+    "status": "error",
+    "reason": "RuntimeError: boom",
+    "baselines": {},
+    "first_step": {},
+    "flags": [],
+    **dict.fromkeys(
+        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "mse_raw",
+         "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank")
+    ),
+}  # fmt: skip
+
+Changes = Callable[[int, int], Mapping[str, Any] | None]
+
+
+def fill(planned: PlannedCell, changes: Changes = lambda network, victim: {}) -> dict[Key, Record]:
+    """A record a planned trial; None from `changes(network, victim)` leaves one out."""
+    found = {}
+    for network, victims in enumerate(planned.victims):
+        for victim in victims:
+            change = changes(network, victim)
+            if change is not None:
+                made = record(planned, network, victim, **change)
+                found[key(made)] = made
+    return found
+
+
+def build(plan: Plan, *pairs: tuple[PlannedCell, Mapping[Key, Record]]) -> cells.Report:
+    records = {k: v for _, some in pairs for k, v in some.items()}
+    return cells.build(plan, [planned for planned, _ in pairs], records, MANIFEST)
+
+
+def only(plan: Plan, planned: PlannedCell, records: Mapping[Key, Record]) -> dict[str, Any]:
+    (cell,) = build(plan, (planned, records))["cells"]
+    return dict(cell)
+
+
+def flags(cell: Mapping[str, Any]) -> dict[str, int | None]:
+    return {flag["name"]: flag["count"] for flag in cell["flags"]}
+
+
+# ------------------------------------------------------------------------------ numbers
+
+
+def test_rates_are_those_of_the_statistics_module(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline")
+    failing = {0, 3, 9, 10, 11}
+    cell = only(plan, planned, fill(planned, lambda n, v: NOISE if v in failing else {}))
+    outcomes = [[v not in failing for v in victims] for victims in planned.victims]
+    expected = rate_interval(outcomes).as_dict()
+    for rule in ("strict", "identified", "identified_top10", "paper_norm_raw", "paper_mean_raw"):
+        assert cell["asr"][rule] == expected, rule
+    assert cell["asr"]["paper_mean_clamped"]["value"] == 1.0
+    assert set(cell["asr"]) == {rule.name for rule in plan.suite.rules}
+
+
+def test_medians_and_means(plan: Plan) -> None:
+    planned = plan_cell(plan)
+
+    def changes(network: int, victim: int) -> dict[str, Any]:
+        number = {"mse_raw": None if victim == 0 else 1e-6 * victim, "steps": victim}
+        return number | {"label_guess": 3 if victim < 12 else 5}
+
+    cell = only(plan, planned, fill(planned, changes))
+    assert cell["mse"] == median_interval([[1e-6 * v for v in range(1, 16)]]).value
+    assert cell["steps"] == 7.5
+    assert cell["mse_clamped"] == 1e-5
+    assert cell["label_accuracy"] == 0.75
+    assert cell["baselines"]["mean_image"] == pytest.approx(0.06)
+
+
+def test_every_end_of_a_trial_is_counted(plan: Plan) -> None:
+    planned = plan_cell(plan)
+    ends: dict[int, dict[str, Any] | None] = {
+        0: CRASH,
+        1: CRASH | {"status": "oom"},
+        2: CRASH | {"status": "timeout"},
+        3: NOISE | {"status": "nan"},
+        4: {"status": "diverged"},
+        5: CRASH | {"status": "skipped", "reason": "no data"},
+        6: None,
+    }
+    cell = only(plan, planned, fill(planned, lambda n, v: ends.get(v, {})))
+    counts = {name: cell[name] for name in cells.COUNTS}
+    assert counts == {
+        "ok": 9, "nan": 1, "diverged": 1, "oom": 1, "timeout": 1, "skipped": 1, "error": 1,
+        "missing": 1,
+    }  # fmt: skip
+    assert sum(counts.values()) == cell["planned"] == 16
+    # 14 trials enter: not the skipped nor the missing one; a diverged one may well succeed.
+    first = [False] * 4 + [True] * 2
+    assert cell["asr"]["strict"] == rate_interval([first, [True] * 8]).as_dict()
+    assert "1 missing" in tables.to_markdown(build(plan, (planned, {})))[:0] + tables._trials(cell)
+
+
+def test_a_skipped_cell_has_no_rate(plan: Plan) -> None:
+    planned = plan_cell(plan, "lfw", skip=NO_LFW)
+    report = build(plan, (planned, {}))
+    (cell,) = report["cells"]
+    assert (cell["skipped"], cell["missing"], cell["reason"]) == (16, 0, NO_LFW)
+    assert cell["asr"]["strict"] == {"value": None, "low": None, "high": None}
+    assert flags(cell) == {}
+    assert cell["verdict"]["summary"] == "Nothing was measured."
+    text = tables.to_markdown(report)
+    assert f"Not run: {NO_LFW}" in text
+    assert f"lfw: 16 trials skipped, {NO_LFW}" in text
+
+
+def test_steps_to_success_counts_those_that_never_succeed(plan: Plan) -> None:
+    planned = plan_cell(plan)
+
+    def changes(network: int, victim: int) -> dict[str, Any]:
+        if victim < 6:
+            return {"first_step": {"strict": 4 + victim}}
+        # Ended by itself after 2 steps: it must not be taken for one that might still succeed.
+        return NOISE | {"steps": 2, "ended": "nan"}
+
+    cell = only(plan, planned, fill(planned, changes))
+    assert cell["steps_to_success"]["strict"] == {"median": None, "mean_of_successes": 6.5}
+    times = [*range(4, 10), *([30] * 10)]
+    assert kaplan_meier_median(times, [True] * 6 + [False] * 10) is None
+    assert "identified" not in cell["steps_to_success"]
+
+    half = only(plan, planned, fill(planned, lambda n, v: NOISE if v < 8 else {}))
+    assert half["steps_to_success"]["strict"]["median"] == 5
+
+
+def test_ceiling_and_the_flag_above_it(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline", mu=0.5)
+    cell = only(plan, planned, fill(planned))
+    assert cell["ceiling"] == pytest.approx(norm.cdf(norm.ppf(1 / 1000) + 0.5))
+    assert "above_ceiling" in flags(cell)
+    below = only(plan, planned, fill(planned, lambda n, v: NOISE))
+    assert "above_ceiling" not in flags(below)
+    infinite = plan_cell(plan, defense="dp_baseline_mean", mu=math.inf)
+    assert only(plan, infinite, fill(infinite))["ceiling"] == 1.0
+    assert only(plan, plan_cell(plan), {})["ceiling"] is None
+
+
+@pytest.mark.parametrize(("networks", "few"), [(1, True), (2, True), (3, False)])
+def test_few_networks(plan: Plan, networks: int, few: bool) -> None:
+    planned = plan_cell(plan, networks=networks)
+    report = build(plan, (planned, fill(planned)))
+    assert ("few_networks" in flags(report["cells"][0])) == few
+    assert any("Few networks" in note["text"] for note in report["notes"]) == few
+
+
+def test_flags_are_counted_and_naive_only_rows_are_named(plan: Plan) -> None:
+    naive = plan_cell(plan, defense="adaclip", networks=3)
+    adaptive = plan_cell(plan, defense="adaclip", knowledge="adaptive", networks=3)
+    given = ["label_inferred", "fits_noise"]
+    alone = only(plan, naive, fill(naive, lambda n, v: NOISE | {"flags": given}))
+    assert flags(alone) == {"fits_noise": 24, "label_inferred": 24, "non_adaptive_only": None}
+    both = build(plan, (naive, fill(naive)), (adaptive, fill(adaptive)))
+    assert not any("non_adaptive_only" in flags(cell) for cell in both["cells"])
+
+
+def test_same_rows_are_found_and_said(plan: Plan) -> None:
+    rows = [plan_cell(plan, defense=row) for row in ("dp_baseline", "quantile_clip", "adaclip")]
+    report = build(
+        plan,
+        (rows[0], fill(rows[0], lambda n, v: NOISE)),
+        (rows[1], fill(rows[1], lambda n, v: NOISE)),
+        (rows[2], fill(rows[2], lambda n, v: NOISE | {"loss": 0.5} if v == 7 else NOISE)),
+    )
+    found = [[name for name in flags(c) if name.startswith("same_as")] for c in report["cells"]]
+    assert found == [[], ["same_as: dp_baseline"], []]
+    text = "Quantile clip gives the same numbers as DP-baseline in every trial: mnist (naive)."
+    assert text in tables.to_markdown(report)
+
+
+# ------------------------------------------------------------------------------ verdicts
+
+
+def share(successes: int) -> Changes:
+    """The first `successes` victims of every 100 are recovered."""
+    return lambda network, victim: {} if victim % 100 < successes else NOISE
+
+
+@pytest.mark.parametrize("successes", [0, 5, 12, 20, 23, 27, 34, 50, 100])
+def test_rate_verdicts_are_those_of_the_statistics_module(plan: Plan, successes: int) -> None:
+    planned = plan_cell(plan, defense="dp_baseline", networks=3, victims=100)
+    cell = only(plan, planned, fill(planned, share(successes)))
+    outcomes = [[v < successes for v in range(100)]] * 3
+    expected = rate_verdict(0.23, rate_interval(outcomes, level=0.90))
+    assert cell["verdict"]["asr"]["paper_norm_raw"] == expected
+    assert cell["verdict"]["asr"]["paper_mean_clamped"] == "not reproduced"
+    if successes in (23, 50):
+        assert expected == ("reproduced" if successes == 23 else "not reproduced")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [(0.274, "reproduced"), (1.094, "reproduced"), (0.272, "not reproduced"),
+     (1.096, "not reproduced")],
+)  # fmt: skip
+def test_mse_verdict_at_the_ends_of_its_band(plan: Plan, value: float, word: str) -> None:
+    """Printed 0.547, so at least 0.5465 / 2 and at most 0.5475 x 2."""
+    planned = plan_cell(plan, defense="dp_baseline", networks=3)
+    measured = NOISE | {"mse_raw": value}
+    if value < 0.7:
+        measured |= {"first_step": NOISE["first_step"] | {"paper_mean_raw": 3}}
+    cell = only(plan, planned, fill(planned, lambda n, v: measured))
+    reading = cell["verdict"]["mse"]["paper_mean_raw"]
+    assert reading["verdict"] == word
+    assert reading["over"] == ("successes" if value < 0.7 else "all")
+
+
+def test_mse_is_that_of_successes_only(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline")
+    cell = only(plan, planned, fill(planned, lambda n, v: NOISE if v % 2 else {}))
+    reading = cell["verdict"]["mse"]["paper_norm_clamped"]
+    assert reading["over"] == "successes"
+    assert reading["value"] == pytest.approx(0.09)  # the distance, as this reading has it
+    everything = [[1e-5, 0.48] * 4] * 2
+    expected = mean_interval(everything, level=0.90)
+    clamped = cell["verdict"]["mse"]["paper_mean_clamped"]
+    assert clamped["value"] == pytest.approx(expected.value)
+    assert clamped["verdict"] == ratio_verdict(0.547, expected, resolution=0.0005)
+
+
+@pytest.mark.parametrize(("step", "word"), [(26, "reproduced"), (27, "not reproduced")])
+def test_iterations_at_the_end_of_their_band(plan: Plan, step: int, word: str) -> None:
+    planned = plan_cell(plan, defense="dp_baseline", networks=3)
+    cell = only(
+        plan, planned, fill(planned, lambda n, v: {"first_step": dict.fromkeys(STEPWISE, step)})
+    )
+    readings = cell["verdict"]["attack_iterations"]
+    assert set(readings) == {*STEPWISE, "own_stop"}
+    assert readings["strict"]["verdict"] == word
+    assert readings["own_stop"]["value"] == 30
+
+
+def test_a_printed_limit_is_compared_with_the_steps_spent(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_dyn_s_sigma", networks=3)
+    quick = only(plan, planned, fill(planned, lambda n, v: NOISE))
+    reading = quick["verdict"]["attack_iterations"]["paper_norm_raw"]
+    # 30 steps are the profile's own limit: they say nothing about a printed 300.
+    assert (reading["value"], reading["verdict"]) == (30, "inconclusive")
+
+    paper = resolve("tifs_table3", "paper")
+    planned = plan_cell(paper, defense="dp_dyn_s_sigma", networks=3)
+    full = only(paper, planned, fill(planned, lambda n, v: NOISE | {"steps": 300}))
+    readings = full["verdict"]["attack_iterations"]
+    assert readings["paper_norm_raw"]["verdict"] == "reproduced"
+    assert readings["paper_mean_clamped"]["verdict"] == "not reproduced"  # passes at step 0
+
+
+def test_without_a_success_there_is_nothing_to_compare_with_a_printed_mean(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline", networks=3)
+    cell = only(plan, planned, fill(planned, lambda n, v: NOISE | {"steps": 13}))
+    readings = cell["verdict"]["attack_iterations"]
+    assert readings["strict"]["value"] is None
+    assert readings["own_stop"]["verdict"] == "reproduced"
+
+
+def test_a_reading_that_the_start_passes_is_called_out(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline")
+    report = build(plan, (planned, fill(planned, lambda n, v: NOISE)))
+    (cell,) = report["cells"]
+    assert cell["start_passes"] == ["paper_mean_raw", "paper_mean_clamped"]
+    summary = cell["verdict"]["summary"]
+    assert "the start image already passes under 'mean, raw', 'mean, clamped'" in summary
+    assert "MSE 0.547: reproduced by 'mean, clamped'" in summary
+    assert "start passes" in tables.to_markdown(report)
+
+
+def test_adaptive_cells_show_the_printed_numbers_without_a_verdict(plan: Plan) -> None:
+    planned = plan_cell(plan, knowledge="adaptive")
+    cell = only(plan, planned, fill(planned))
+    assert cell["printed"] == {"asr": "1", "mse": "1.50e-05", "attack_iterations": "11.5"}
+    assert cell["verdict"] == {}
+
+
+def test_another_attack_is_not_compared(plan: Plan) -> None:
+    other = dataclasses.replace(plan, printed={})
+    planned = plan_cell(plan)
+    report = build(other, (planned, fill(planned)))
+    assert (report["cells"][0]["printed"], report["cells"][0]["verdict"]) == ({}, {})
+    assert "Beside the printed numbers" not in tables.to_markdown(report)
+
+
+def test_a_printed_rate_above_one_is_refused(plan: Plan) -> None:
+    planned = plan_cell(plan)
+    place = ("mnist", "none")
+    wrong = plan.printed[place].model_copy(update={"asr": "97"})
+    with pytest.raises(LeakbenchError, match=r"mnist/none, key asr: .* 0 to 1, got '97'"):
+        build(dataclasses.replace(plan, printed={place: wrong}), (planned, {}))
+
+
+# ------------------------------------------------------------------------------ renderings
+
+
+@pytest.fixture(scope="module")
+def mixed(plan: Plan) -> cells.Report:
+    """Recovered without defense, noise with it, one crash, a skipped data set."""
+    bare = plan_cell(plan)
+    naive = plan_cell(plan, defense="dp_baseline", mu=0.53)
+    adaptive = plan_cell(plan, defense="dp_baseline", knowledge="adaptive", mu=0.53)
+    lfw = plan_cell(plan, "lfw", skip=NO_LFW)
+    return build(
+        plan,
+        (bare, fill(bare, lambda n, v: CRASH if v == 2 else {})),
+        (naive, fill(naive, lambda n, v: NOISE)),
+        (adaptive, fill(adaptive, lambda n, v: NOISE | {"mse_raw": None, "ssim": None})),
+        (lfw, {}),
+    )
+
+
+def row_of(text: str, *starts: str) -> list[str]:
+    """Cells of the first table row that begins with these."""
+    for line in text.splitlines():
+        found = [part.strip() for part in line.strip().strip("|").split("|")]
+        if tuple(found[: len(starts)]) == starts:
+            return found
+    raise AssertionError(f"no row {starts}")
+
+
+def test_noise_passes_the_papers_rule_and_not_the_strict_one(mixed: cells.Report) -> None:
+    text = tables.to_markdown(mixed)
+    row = row_of(text, "DP-baseline", "naive")
+    assert row[3] == "0.00 [0.00, 0.19]"
+    assert "0.00 / 1.00 / 0.00 / 0.00" in row
+    assert "4.2e5; 0.48" in row
+    assert "The paper's rule, in 4 readings: mean, raw / mean, clamped / norm, raw" in text
+
+
+def test_markdown_says_what_matters(mixed: cells.Report) -> None:
+    text = tables.to_markdown(mixed)
+    assert text.startswith("# TIFS Table III")
+    assert "48 of 64 planned trials have a result" in text
+    assert "16: 15 ok, 1 error" in text
+    assert "start image 0.3, mean image 0.06, mean of the class 0.05" in text
+    assert "not reproduced (few networks)" in text
+    assert "Started 2025-01-01T00:00:00+00:00 on cpu; leakbench 0.1.0." in text
+    numbers = [note["text"] for note in mixed["notes"]]
+    notes = {int(n) for n in re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE)}
+    assert notes == set(range(1, len(numbers) + 1))
+    assert row_of(text, "DP-baseline", "naive")[-1] == "3"
+    # Every line of a table is as wide as its header.
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(line) for line in block.splitlines()}) == 1
+
+
+def test_a_bar_in_a_label_stays_in_its_cell(mixed: cells.Report) -> None:
+    changed = json.loads(json.dumps(mixed))
+    changed["cells"][0]["label"] = "a|b"
+    assert "a\\|b" in tables.to_markdown(changed)
+
+
+def test_json_is_strict_and_keeps_its_order(mixed: cells.Report) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    text = tables.to_json(mixed)
+    again = json.loads(text, parse_constant=refuse)
+    assert again == mixed
+    assert list(again)[:2] == ["suite", "profile"]
+    assert list(again["cells"][0])[:6] == [
+        "dataset", "model", "defense", "label", "attack", "knowledge",
+    ]  # fmt: skip
+
+
+def test_csv_has_a_row_a_cell(mixed: cells.Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(mixed))))
+    assert len(rows) == len(mixed["cells"])
+    assert rows[1]["asr.paper_mean_clamped.value"] == "1.0"
+    assert rows[1]["printed.mse"] == "0.547"
+    assert rows[2]["verdict.asr.paper_mean_raw"] == ""
+    assert rows[1]["flags"] == "label_inferred=16;few_networks"
+
+
+def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: cells.Report) -> None:
+    changed = json.loads(json.dumps(mixed))
+    changed["notes"].append(
+        {"text": "<script>alert(1)</script>", "source": "suite", "datasets": None, "defenses": None}
+    )
+    page = tables.to_html(changed, b"\x89PNG")
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "://" not in page
+    sources = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^"\s>)]*)', page)
+    assert sources == ["data:image/png;base64,iVBORw=="]
+    assert "<img" not in tables.to_html(mixed)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (math.nan, "-"), (math.inf, "inf"), (0.0, "0"), (0.94, "0.94"), (12.5, "12.5"),
+     (300.0, "300"), (1.5e-5, "1.5e-5"), (4.2e5, "4.2e5"), (9999.7, "10000")],
+)  # fmt: skip
+def test_compact(value: float | None, text: str) -> None:
+    assert tables.compact(value) == text
+
+
+# ------------------------------------------------------------------------------ gallery
+
+
+def store(
+    folder: Path, pairs: Sequence[tuple[PlannedCell, Mapping[Key, Record]]], spoil: str = ""
+) -> Run:
+    """A run folder whose reconstructions are perfect where the records say so, else noise."""
+    run = Run(folder)
+    generator = np.random.default_rng(0)
+    with run.writing() as writer:
+        for number, (planned, records) in enumerate(pairs):
+            pictures = load(planned.cell.dataset).candidates.numpy()
+            made = [r | {"arrays": {"file": f"{number}.npz", "row": i}}
+                    for i, r in enumerate(records.values())]  # fmt: skip
+            victims = np.array([r["victim"] for r in made])
+            truth = pictures[victims][:, None]
+            noise = generator.normal(0.5, 40, truth.shape).astype(np.float32)
+            good = np.array([(r["mse_raw"] or 1.0) < 0.01 for r in made])
+            inputs = np.where(good[:, None, None, None, None], truth, noise)
+            start = np.full_like(truth, 0.5)
+            if spoil != planned.cell.defense_id:
+                writer.arrays(f"{number}.npz", {"inputs": inputs, "start": start})
+            writer.append(made)
+        writer.manifest(MANIFEST)
+    return run
+
+
+def box_of(plan: Plan, rows: int, row: int, column: str, knowledge: str = "") -> gallery.Box:
+    """Where a picture is in a gallery with `rows` rows of pictures."""
+    columns = gallery.columns_of(plan)
+    names = [(c.defense or c.detail, c.knowledge or "") for c in columns]
+    blank = gallery.Row(label=("",), pictures=(gallery.Picture(image=None, caption=""),))
+    return gallery.layout([blank] * rows, columns, 2).box(row, names.index((column, knowledge)))
+
+
+def crop(picture: np.ndarray, box: gallery.Box, side: int) -> np.ndarray:
+    inner = gallery.centred(box, side, side)
+    return picture[inner.top : inner.top + side, inner.left : inner.left + side]
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_gallery_shows_the_chosen_victims(plan: Plan, tmp_path: Path) -> None:
+    bare = plan_cell(plan)
+    naive = plan_cell(plan, defense="dp_baseline")
+    # Out of order on purpose; victim 11 is the worst, its MSE is not finite.
+    order = [(v * 7) % 16 for v in range(16)]
+    errors = {v: 1e-6 * (1 + place) for place, v in enumerate(v for v in order if v != 11)}
+    recorded = fill(bare, lambda n, v: {"mse_raw": errors[v]} if v != 11 else {"mse_raw": None})
+    pairs = [(bare, recorded), (naive, fill(naive, lambda n, v: NOISE))]
+    lfw = plan_cell(plan, "lfw", skip=NO_LFW)
+    run = store(tmp_path / "run", pairs)
+    path = tmp_path / "gallery.png"
+    assert gallery.draw(run, plan, [bare, naive, lfw], path) == []
+
+    ranked = sorted(errors, key=lambda v: errors[v]) + [11]
+    median = ranked[8]  # of 16 the one after the middle
+    drawn = pixels(path)
+    truth = load("mnist").candidates.numpy()
+    for row, victim in enumerate((median, 11)):
+        original = crop(drawn, box_of(plan, 2, row, "original"), 112)
+        assert (original == gallery.enlarged(truth[victim])).all()
+        defended = crop(drawn, box_of(plan, 2, row, "dp_baseline", "naive"), 112)
+        assert not (defended == original).all()
+    recovered = crop(drawn, box_of(plan, 2, 0, "none", "naive"), 112)
+    assert (recovered == gallery.enlarged(truth[median])).all()
+    never_run = box_of(plan, 2, 0, "adaclip", "naive")
+    assert (crop(drawn, never_run, 112)[:40] == 255).all()
+
+    # The frame around a success is blue, around anything else gray.
+    for column, colour in (("none", (0, 0x72, 0xB2)), ("dp_baseline", (0xC8, 0xCC, 0xD2))):
+        inner = gallery.centred(box_of(plan, 2, 0, column, "naive"), 112, 112)
+        edge = drawn[inner.top + 50, inner.left - 1]
+        assert np.abs(edge.astype(int) - colour).max() <= 2, column
+
+    gallery.draw(run, plan, [bare, naive, lfw], tmp_path / "again.png")
+    assert path.read_bytes() == (tmp_path / "again.png").read_bytes()
+
+
+def test_gallery_size_follows_its_rows(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        if name == "lfw":
+            raise DataMissing(NO_LFW)
+        return load(name)
+
+    monkeypatch.setattr(gallery, "load", missing)
+    bare = [plan_cell(plan, name) for name in ("mnist", "cifar10")]
+    empty = plan_cell(plan, "fashion_mnist")
+    lfw = plan_cell(plan, "lfw", skip=NO_LFW)
+    run = store(tmp_path / "run", [(cell, fill(cell)) for cell in bare])
+    path = tmp_path / "gallery.png"
+    gallery.draw(run, plan, [*bare, empty, lfw], path)
+    full = gallery.SIDE + gallery.CAPTION + gallery.GAP
+    bottom = gallery.MARGIN * 3 + gallery.HEADER + 2 * gallery.LEGEND_LINE
+    height = bottom + 4 * full + 2 * gallery.TEXT_ROW
+    columns = gallery.columns_of(plan)
+    assert [c.detail for c in columns[:5]] == [*gallery.FIXED_COLUMNS, "naive", "adaptive"]
+    assert len(columns) == 3 + 2 * len(plan.suite.defenses)
+    assert height <= pixels(path).shape[0] <= height + 1
+    # Colour pictures fill their box.
+    truth = gallery.enlarged(load("cifar10").candidates[0].numpy())
+    assert truth.shape == (128, 128, 3)
+
+
+def test_gallery_survives_missing_files_and_a_missing_reference(plan: Plan, tmp_path: Path) -> None:
+    naive = plan_cell(plan, defense="adaclip")
+    run = store(tmp_path / "run", [(naive, fill(naive))], spoil="adaclip")
+    warnings = gallery.draw(run, plan, [naive], tmp_path / "gallery.png")
+    assert "mnist/none/naive has no trial to choose victims by" in warnings[0]
+    assert "0.npz: cannot be read" in warnings[1]
+    assert len(warnings) == 2
+    with pytest.raises(LeakbenchError, match=r"nowhere.*cannot write"):
+        gallery.draw(run, plan, [naive], tmp_path / "nowhere" / "gallery.png")
+
+
+@pytest.mark.parametrize(("quantile", "victim"), [(0.0, 2), (0.5, 0), (0.75, 3), (1.0, 1)])
+def test_pick(plan: Plan, quantile: float, victim: int) -> None:
+    planned = plan_cell(plan, networks=1, victims=6)
+    errors = {0: 0.2, 1: None, 2: 0.1, 3: 0.3, 4: 0.15}
+    records = fill(planned, lambda n, v: {"mse_raw": errors[v]} if v in errors else CRASH)
+    chosen = gallery.pick(records.values(), quantile)
+    assert chosen is not None
+    assert chosen["victim"] == victim
+    assert gallery.pick([], quantile) is None
+
+
+def test_enlarged_clamps_and_shows_what_is_no_number() -> None:
+    image = np.array([[[-5.0, 2.0], [np.nan, 1 / 3]]], dtype=np.float32)
+    shown = gallery.enlarged(image)
+    assert shown.shape == (128, 128, 3)
+    assert [tuple(shown[y, x]) for y, x in ((0, 0), (0, 127), (127, 0), (127, 127))] == [
+        (0, 0, 0), (255, 255, 255), (128, 128, 128), (85, 85, 85),
+    ]  # fmt: skip
+    assert gallery.enlarged(np.zeros((3, 200, 300), dtype=np.float32)).shape == (67, 100, 3)
