@@ -247,7 +247,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
 ) -> None:
     """Print the table of a run: rates with intervals, printed numbers, verdicts, notes."""
-    text = _render(_existing(run), format)
+    store = _existing(run)
+    text = _render(store, _content(store), format)
     if out is None:
         sys.stdout.write(text)
         return
@@ -388,11 +389,17 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     return plan, runner.plan_cells(plan, data_root(), device)
 
 
-def _render(store: Run, format: Format) -> str:
-    from leakbench.report import cells, tables
+def _content(store: Run) -> dict[str, Any]:
+    """The report of a run as data: what `report --format json` prints."""
+    from leakbench.report import cells
 
     plan, planned = _resolved(store)
-    content = cells.build(plan, planned, store.records(), store.manifest())
+    return cells.build(plan, planned, store.records(), store.manifest())
+
+
+def _render(store: Run, content: dict[str, Any], format: Format) -> str:
+    from leakbench.report import tables
+
     if format is Format.html:
         picture = store.folder / "gallery.png"
         return tables.to_html(content, picture.read_bytes() if picture.exists() else None)
@@ -405,7 +412,8 @@ def _write_reports(folder: Path) -> str:
     from leakbench.records import Run
 
     store = Run.existing(folder)
-    texts = {format: _render(store, format) for format in Format}
+    content = _content(store)
+    texts = {format: _render(store, content, format) for format in Format}
     for format, text in texts.items():
         _write(folder / f"report.{format.value}", text)
     return texts[Format.md]

@@ -10,6 +10,7 @@ the attack returned; `steps_to_success` looks at every iterate with the truth at
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -498,10 +499,16 @@ def _finite(networks: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return [[float(x) for x in network if x is not None and isfinite(x)] for network in networks]
 
 
+@functools.lru_cache(maxsize=1024)
+def _mean_interval(values: tuple[tuple[float, ...], ...]) -> Interval:
+    """90 % interval; kept, because readings share values and a report is made in four formats."""
+    return mean_interval(values, level=0.90)
+
+
 def _reading(
     values: Sequence[Sequence[float]], printed: float, text: str, over: str
 ) -> dict[str, Any]:
-    interval = mean_interval(values, level=0.90)
+    interval = _mean_interval(tuple(tuple(network) for network in values))
     # "0.003" may have been anything that rounds to it.
     resolution = 0.5 * 10.0 ** int(Decimal(text).as_tuple().exponent)
     verdict = ratio_verdict(printed, interval, resolution=resolution)

@@ -45,7 +45,7 @@ SIDE = 128  # a picture's box; MNIST is shown 4 times enlarged (112), CIFAR-10 a
 GAP = 12  # between boxes
 GROUP_GAP = 26  # between the columns of two methods
 CAPTION = 24  # under a picture
-ROW_LABEL = 160  # left of the first picture
+ROW_LABEL = 172  # left of the first picture
 LABEL_LETTERS = 17  # that fit there in bold
 HEADER = 62  # column heads
 TEXT_ROW = 56  # a row that says why there is no picture
@@ -412,23 +412,25 @@ class _Sheet:
         axes.set_axis_off()
 
     def frame(self, box: Box, thickness: int, colour: str) -> None:
-        """A border just outside a box."""
-        left, bottom, width, height = self._share(
-            box.left - thickness / 2,
-            box.top - thickness / 2,
-            box.width + thickness,
-            box.height + thickness,
-        )
-        line = thickness * 72 / DPI
-        self.figure.add_artist(
-            Rectangle((left, bottom), width, height, fill=False, edgecolor=colour, linewidth=line)
+        """A border around a box: a filled rectangle under the image that covers its middle."""
+        self._fill(
+            Box(
+                box.left - thickness,
+                box.top - thickness,
+                box.width + 2 * thickness,
+                box.height + 2 * thickness,
+            ),
+            colour,
         )
 
-    def rule(self, left: float, right: float, y: float) -> None:
+    def rule(self, left: int, right: int, y: int) -> None:
         """A thin horizontal line."""
-        x, bottom, width, height = self._share(left, y, right - left, 1)
+        self._fill(Box(left, y, right - left, 1), NEUTRAL)
+
+    def _fill(self, box: Box, colour: str) -> None:
+        left, bottom, width, height = self._share(box.left, box.top, box.width, box.height)
         self.figure.add_artist(
-            Rectangle((x, bottom), width, height, facecolor=NEUTRAL, linewidth=0)
+            Rectangle((left, bottom), width, height, facecolor=colour, linewidth=0, zorder=-1)
         )
 
     def png(self) -> bytes:

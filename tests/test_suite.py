@@ -1,0 +1,592 @@
+"""Suite files: the printed table is the paper's, and every mistake is one sentence."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leakbench import suite as suites
+from leakbench.errors import LeakbenchError
+from leakbench.suite import Plan, complete, resolve
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE3 = ROOT / "suites" / "tifs_table3.toml"
+PUBLISHED = ROOT.parent / "shared" / "published" / "tifs_table3.csv"
+
+DATASETS = ("mnist", "fashion_mnist", "cifar10", "lfw")
+
+# TIFS Table III as printed, typed in from the paper and not from the suite:
+# row -> (success rate, MSE, attack iterations), each for DATASETS.
+PAPER: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "none": (
+        ("1", "1", "0.973", "1"),
+        ("1.50e-05", "2.59e-05", "2.20e-04", "2.20e-04"),
+        ("11.5", "12.4", "28.3", "25"),
+    ),
+    "dp_baseline": (
+        ("0.23", "0.25", "0.16", "0.13"),
+        ("0.547", "0.588", "0.401", "0.352"),
+        ("13.4", "14.1", "30.5", "26.3"),
+    ),
+    "quantile_clip": (
+        ("0.64", "0.67", "0.47", "0.49"),
+        ("0.097", "0.121", "0.203", "0.229"),
+        ("12.9", "14.3", "30.5", "27.1"),
+    ),
+    "adaclip": (
+        ("0.72", "0.76", "0.58", "0.61"),
+        ("0.033", "0.041", "0.129", "0.144"),
+        ("12.6", "14.1", "29.9", "26.4"),
+    ),
+    "dp_dyn_s_sigma": (
+        ("0", "0", "0", "0"),
+        ("0.886", "0.904", "0.912", "0.897"),
+        ("300", "300", "300", "300"),
+    ),
+}
+
+TINY = """
+schema = 1
+name = "tiny"
+title = "A tiny suite"
+paper = "none"
+source = "written for a test"
+version = 1
+seed = 7
+datasets = ["mnist"]
+
+[model]
+name = "cnn2"
+
+[training]
+batch_size = { mnist = 8 }
+
+[attack]
+name = "cpl"
+parameters = { steps = 2 }
+
+[knowledge.naive]
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "none"
+
+[[defenses]]
+id = "dp"
+name = "dp_baseline"
+label = "DP"
+parameters = { clip = 4.0, convention = "mean" }
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[[printed]]
+dataset = "mnist"
+defense = "none"
+asr = "1"
+mse = "1.5e-05"
+attack_iterations = "11.5"
+
+[profiles.quick]
+networks = 1
+victims = 2
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """Write a suite file and give its path."""
+
+    def written(text: str) -> str:
+        path = tmp_path / "bad.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return written
+
+
+def replaced(old: str, new: str) -> str:
+    """The tiny suite with one piece exchanged."""
+    assert TINY.count(old) == 1, old
+    return TINY.replace(old, new)
+
+
+def error_of(suite: str, profile: str = "quick", **options: object) -> str:
+    """The one sentence a wrong suite ends with."""
+    with pytest.raises(LeakbenchError) as caught:
+        resolve(suite, profile, **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+# ------------------------------------------------------------------------------ what is shipped
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "suites").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_suite_resolves_in_every_profile(path: Path) -> None:
+    assert path.stem in suites.names()
+    parsed, _, _ = suites.read(path.stem)
+    assert parsed.name == path.stem
+    assert {"quick", "paper"} <= set(parsed.profiles)
+    for profile in parsed.profiles:
+        plan = resolve(path.stem, profile)
+        assert plan.cells
+        assert plan.trials > 0
+
+
+def as_table(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The printed numbers of a plan, arranged like PAPER."""
+    return {
+        row: tuple(
+            tuple(getattr(plan.printed[dataset, row], field) for dataset in DATASETS)
+            for field in ("asr", "mse", "attack_iterations")
+        )
+        for row in PAPER
+    }
+
+
+def test_table3_prints_what_the_paper_prints() -> None:
+    plan = resolve("tifs_table3", "paper")
+    assert set(plan.printed) == {(dataset, row) for dataset in DATASETS for row in PAPER}
+    assert as_table(plan) == PAPER
+
+
+def test_table3_prints_what_was_published() -> None:
+    if not PUBLISHED.is_file():
+        pytest.skip("the published tables are not beside this checkout")
+    methods = {
+        "none": "non_private",
+        "dp_baseline": "dp_baseline",
+        "quantile_clip": "quantile_clip",
+        "adaclip": "adaclip",
+        "dp_dyn_s_sigma": "dp_dyn_s_sigma",
+    }
+    with PUBLISHED.open(encoding="utf-8") as file:
+        found = {(r["dataset"], r["method"], r["metric"]): r["value"] for r in csv.DictReader(file)}
+    plan = resolve("tifs_table3", "paper")
+    compared = 0
+    for (dataset, row), printed in plan.printed.items():
+        for metric in ("asr", "mse", "attack_iterations"):
+            assert getattr(printed, metric) == found[dataset, methods[row], metric]
+            compared += 1
+    assert compared == 60
+
+
+def test_table3_sets_what_the_paper_says() -> None:
+    plan = resolve("tifs_table3", "paper")
+    cells = {(c.dataset, c.defense_id, c.knowledge): c for c in plan.cells}
+    sizes = {"mnist": 600, "fashion_mnist": 600, "cifar10": 500, "lfw": 22}
+    for dataset, size in sizes.items():
+        cell = cells[dataset, "dp_baseline", "naive"]
+        assert cell.batch_size == size
+        assert cell.attack_parameters["steps"] == 300
+        assert cell.defense_parameters["clip"] == 4.0
+        assert cell.defense_parameters["noise_multiplier"] == 6.0
+        assert cell.convention == "per_example"
+    assert cells["mnist", "dp_dyn_s_sigma_15", "naive"].defense_parameters["noise_multiplier"] == 15
+    assert cells["mnist", "none", "adaptive"].attack_parameters["line_search"] is True
+    assert cells["mnist", "none", "naive"].attack_parameters["line_search"] is False
+
+
+# ------------------------------------------------------------------------------ what is right
+
+
+def test_tiny_suite_resolves_with_all_defaults_spelled_out(write: Callable[[str], str]) -> None:
+    plan = resolve(write(TINY))
+    assert [str(cell) for cell in plan.cells] == ["mnist/none/cpl/naive", "mnist/dp/cpl/naive"]
+    spec = plan.cells[1].spec()
+    assert spec["attack_parameters"] == {"steps": 2, "grid": 2, "line_search": False}
+    assert set(spec["defense_parameters"]) == {"clip", "noise_multiplier", "convention"}
+    assert "defense_id" not in spec and "defense_label" not in spec
+    assert suites.canonical(spec) == suites.canonical(plan.cells[1].spec())
+
+
+def test_settings_reach_deep_keys_and_list_items(write: Callable[[str], str]) -> None:
+    plan = resolve(
+        write(TINY),
+        settings=[
+            "attack.parameters.steps=5",
+            "defenses.1.parameters.convention=sum",
+            "defenses.1.parameters.clip = 2",
+            "profiles.quick.parameters.line_search=true",
+            "datasets.0=fashion_mnist",
+            "training.batch_size={fashion_mnist=4}",
+            "printed=[]",
+            "title=two words",
+        ],
+    )
+    cell = plan.cells[1]
+    assert cell.dataset == "fashion_mnist"
+    assert cell.batch_size == 4
+    assert cell.attack_parameters == {"steps": 5, "grid": 2, "line_search": True}
+    assert cell.defense_parameters["convention"] == "sum"
+    assert cell.defense_parameters["clip"] == 2
+    assert plan.suite.title == "two words"
+
+
+def test_a_run_may_leave_out_data_sets_the_file_speaks_of() -> None:
+    plan = resolve("tifs_table3", settings=['datasets=["mnist"]'])
+    assert {cell.dataset for cell in plan.cells} == {"mnist"}
+    assert len({cell.defense_id for cell in plan.cells}) == 8
+
+
+def test_another_attack_drops_parameters_it_does_not_have(write: Callable[[str], str]) -> None:
+    plan = resolve(write(TINY), attack="start_image", defense="dp")
+    assert [str(cell) for cell in plan.cells] == ["mnist/dp/start_image/naive"]
+    assert plan.cells[0].attack_parameters == {"grid": 2}
+    assert not plan.printed  # the paper's numbers are another attack's
+
+
+def test_a_defense_that_is_no_row_runs_with_its_defaults(write: Callable[[str], str]) -> None:
+    plan = resolve(write(TINY), defense="adaclip")
+    assert [cell.defense_id for cell in plan.cells] == ["adaclip"]
+
+
+# ------------------------------------------------------------------------------ what is wrong
+
+WRONG_NAMES = [
+    ('name = "cpl"', 'name = "clp"', "attack.name", "cpl"),
+    ('name = "dp_baseline"', 'name = "dp_basline"', "defenses.name", "dp_baseline"),
+    ('datasets = ["mnist"]', 'datasets = ["mnst"]', "datasets", "mnist"),
+    ('name = "cnn2"', 'name = "cnn3"', "model.name", "cnn2"),
+    ("title =", "titel =", "titel", "title"),
+    ('label = "DP"', 'lable = "DP"', "defenses.1.lable", "label"),
+    ("victims = 2", "victim = 2", "profiles.quick.victim", "victims"),
+    ("threshold =", "treshold =", "rules.0.treshold", "threshold"),
+    ("batch_size =", "batchsize =", "training.batchsize", "batch_size"),
+    ("steps = 2 }", "step = 2 }", "attack 'cpl'", "steps"),
+    ("clip = 4.0", "clipp = 4.0", "defense 'dp'", "clip"),
+    ('defense = "none"', 'defense = "non"', "printed.defense", "none"),
+    ('dataset = "mnist"', 'dataset = "mnits"', "printed.dataset", "mnist"),
+    ("{ mnist = 8 }", "{ mnist = 8, minst = 8 }", "training.batch_size", "mnist"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "key", "meant"), WRONG_NAMES, ids=lambda value: value)
+def test_misspelt_names_are_located_and_corrected(
+    write: Callable[[str], str], old: str, new: str, key: str, meant: str
+) -> None:
+    text = error_of(write(replaced(old, new)))
+    assert "bad.toml" in text
+    assert key in text
+    assert f"did you mean '{meant}'?" in text
+    assert "allowed: " in text
+
+
+def test_unknown_profile_names_the_file_and_the_choices(write: Callable[[str], str]) -> None:
+    text = error_of(write(TINY), "quik")
+    assert "bad.toml" in text and "profiles" in text
+    assert "did you mean 'quick'?" in text
+
+
+def test_unknown_plugins_on_the_command_line(write: Callable[[str], str]) -> None:
+    assert "--attack: unknown attack 'clp'" in error_of(write(TINY), attack="clp")
+    text = error_of(write(TINY), defense="dp_basline")
+    assert "--defense: unknown defense" in text and "did you mean 'dp_baseline'?" in text
+
+
+WRONG_VALUES = [
+    ('kind = "strict"', 'kind = "strikt"', "rules.0.kind", "'strict'"),
+    ("[knowledge.naive]", "[knowledge.naiv]", "knowledge.naiv", "'naive'"),
+    ('convention = "mean"', 'convention = "average"', "convention", "'per_example'"),
+    ("schema = 1", "schema = 2", "schema", "1"),
+    ("seed = 7", "seed = -7", "seed", "greater than or equal to 0"),
+    ("seed = 7", "seed = 7.0", "seed", "integer"),
+    ("victims = 2", 'victims = "2"', "profiles.quick.victims", "integer"),
+    ("victims = 2", "victims = 2.0", "profiles.quick.victims", "integer"),
+    ("victims = 2", "victims = true", "profiles.quick.victims", "integer"),
+    ("victims = 2", "victims = 0", "profiles.quick.victims", "greater than 0"),
+    ("victims = 2", "victims = -1", "profiles.quick.victims", "greater than 0"),
+    ("networks = 1", "networks = 0", "profiles.quick.networks", "greater than 0"),
+    ("networks = 1", "networks = -3", "profiles.quick.networks", "greater than 0"),
+    ("steps = 2 }", 'steps = "300" }', "steps", "integer"),
+    ("steps = 2 }", "steps = 300.0 }", "steps", "integer"),
+    ("steps = 2 }", "steps = true }", "steps", "integer"),
+    ("steps = 2 }", "steps = 0 }", "steps", "greater than 0"),
+    ("steps = 2 }", "steps = -1 }", "steps", "greater than 0"),
+    ("steps = 2 }", "steps = [2] }", "attack.parameters.steps", "number"),
+    ("steps = 2 }", "steps = nan }", "attack.parameters.steps", "finite"),
+    ("clip = 4.0", "clip = inf", "defenses.1.parameters.clip", "finite"),
+    ("clip = 4.0", 'clip = "4"', "clip", "number"),
+    ("clip = 4.0", "clip = false", "clip", "number"),
+    ("{ mnist = 8 }", "{ mnist = 0 }", "training.batch_size.mnist", "greater than 0"),
+    ("{ mnist = 8 }", "{ }", "training.batch_size", "mnist"),
+    ("threshold = 0.01", "threshold = 0", "rules.0.threshold", "greater than 0"),
+    ("threshold = 0.01", "threshold = inf", "rules.0.threshold", "finite"),
+    ("threshold = 0.01", "top = 0", "rules.0.top", "greater than 0"),
+    ('datasets = ["mnist"]', "datasets = []", "datasets", "at least 1"),
+    ('datasets = ["mnist"]', 'datasets = "mnist"', "datasets", "list"),
+    ('datasets = ["mnist"]', 'datasets = ["mnist", "mnist"]', "datasets", "twice"),
+    ('label = "DP"', 'label = "DP"\ndatasets = []', "defenses.1.datasets", "at least 1"),
+    ('id = "dp"', 'id = "none"', "defenses.id", "twice"),
+    ('id = "dp"', 'id = "D P"', "defenses.1.id", "pattern"),
+    ('asr = "1"', 'asr = "one"', "printed.asr", "not a number"),
+    ('asr = "1"', 'asr = "nan"', "printed.asr", "not a number"),
+    ('asr = "1"', 'asr = "1_0"', "printed.asr", "not a number"),
+    ('asr = "1"', 'asr = "1.5"', "printed.asr", "0 to 1"),
+    ('asr = "1"', "asr = 1", "printed.0.asr", "string"),
+    ('mse = "1.5e-05"', 'mse = "1e999"', "printed.mse", "not a number"),
+    ('mse = "1.5e-05"', 'mse = ""', "printed.mse", "not a number"),
+    ("[model]\n", "", "model", "missing"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "key", "allowed"), WRONG_VALUES)
+def test_wrong_values_name_file_key_and_what_is_allowed(
+    write: Callable[[str], str], old: str, new: str, key: str, allowed: str
+) -> None:
+    text = error_of(write(replaced(old, new)))
+    assert "bad.toml" in text
+    assert key in text
+    assert allowed in text
+
+
+def blocks(*heads: str) -> str:
+    """The tiny suite without the tables that begin with one of `heads`."""
+    parts = re.split(r"\n(?=\[)", TINY)
+    return "\n".join(part for part in parts if not part.startswith(heads))
+
+
+@pytest.mark.parametrize(
+    ("head", "key"),
+    [
+        ("[[defenses]]", "defenses"),
+        ("[[rules]]", "rules"),
+        ("[profiles.quick]", "profiles"),
+        ("[knowledge.naive]", "knowledge"),
+        ("[attack]", "attack"),
+        ("[training]", "training"),
+    ],
+)
+def test_a_missing_table_is_named(write: Callable[[str], str], head: str, key: str) -> None:
+    text = error_of(write(blocks(head)))
+    assert f"key {key}: missing" in text or f"key {key}" in text
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "key"),
+    [
+        ("[[defenses]]", "defenses = []", "defenses"),
+        ("[[rules]]", "rules = []", "rules"),
+        ("[profiles.quick]", "profiles = {}", "profiles"),
+        ("[knowledge.naive]", "knowledge = {}", "knowledge"),
+    ],
+)
+def test_an_empty_grid_is_refused(
+    write: Callable[[str], str], head: str, line: str, key: str
+) -> None:
+    text = error_of(write(f"{line}\n{blocks(head, '[[printed]]')}"))
+    assert f"key {key}" in text and "at least 1" in text
+
+
+def test_twice_the_same_printed_cell_is_refused(write: Callable[[str], str]) -> None:
+    again = TINY[TINY.index("[[printed]]") : TINY.index("[profiles")]
+    assert "printed: 'mnist/none' stands there twice" in error_of(write(TINY + again))
+
+
+def test_twice_the_same_row_under_two_ids_is_refused(write: Callable[[str], str]) -> None:
+    again = '[[defenses]]\nid = "nothing"\nname = "none"\nlabel = "again"\n'
+    assert "rows 'none' and 'nothing' are the same" in error_of(write(TINY + again))
+
+
+def test_rows_that_meet_no_data_set_are_refused() -> None:
+    rows = 'defenses=[{id="none",name="none",label="x",datasets=["lfw"]}]'
+    text = error_of(
+        "tifs_table3", settings=[rows, 'datasets=["mnist"]', "notes=[]", "printed=[]"]
+    )
+    assert "no cell is left to run" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b" \n\t\n", "empty"),
+        (b"schema = ", "not valid TOML"),
+        (b"schema = 1\nschema = 2\n", "not valid TOML"),
+        (b"x = [" + b"[" * 5000, "not valid TOML"),
+        (b"seed = " + b"9" * 5000, "not valid TOML"),
+        (b"seed = 0x" + b"f" * 5000, "64 bits"),
+        (b"a" + b".a" * 5000 + b" = 1", "too deep"),
+        (bytes(range(256)), "UTF-8"),
+        ("title = 'é'".encode("latin-1"), "UTF-8"),
+        (b"PK\x03\x04\x00\x00", "not valid TOML"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_files_that_are_no_suite(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    text = error_of(str(path))
+    assert str(path) in text and words in text
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    assert "No such file" in error_of(str(tmp_path / "missing.toml"))
+    assert "Is a directory" in error_of(f"{tmp_path}/")
+    (tmp_path / "folder.toml").mkdir()
+    assert "Is a directory" in error_of(str(tmp_path / "folder.toml"))
+    assert "suite file" in error_of(str(tmp_path / ("x" * 300 + ".toml")))
+    assert "suite file" in error_of("a\0b.toml")
+    assert "did you mean 'tifs_table3'?" in error_of("tifs_tabel3")
+    assert "unknown suite" in error_of("")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("nonsense", "key.path=value"),
+        ("=3", "key.path=value"),
+        ("", "key.path=value"),
+        ("a.b.c=3", "unknown key 'a'"),
+        ("seed.deep.er=3", "no table 'deep'"),
+        ("defenses.7.label=x", "no table '7'"),
+        ("defenses.-1.label=x", "no table '-1'"),
+        ("defenses.²=x", "no table to set '²'"),
+        ("defenses.first=x", "no table to set 'first'"),
+        ("datasets.5=mnist", "no table to set '5'"),
+        ("datasets." + "9" * 5000 + "=mnist", "no table to set"),
+        ("seed=" + "9" * 5000, "not valid TOML"),
+        ("seed=" + "[" * 5000, "not valid TOML"),
+        ("title" + ".a" * 3000 + "=1", "no table"),
+        ("attack" + ".a" * 3000 + "=1", "too deep"),
+        ("seed=abc", "key seed"),
+        ("profiles.quick.victims=0", "key profiles.quick.victims"),
+        ("title=\udc80", "key title"),
+        ("rules=3", "key rules"),
+        ("..=3", "unknown key ''"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_wrong_settings(write: Callable[[str], str], setting: str, words: str) -> None:
+    assert words in error_of(write(TINY), settings=[setting])
+
+
+def test_a_long_value_is_not_repeated_in_full(write: Callable[[str], str]) -> None:
+    assert len(error_of(write(TINY), settings=[f'seed="{"x" * 10_000}"'])) < 300
+
+
+# ------------------------------------------------------------------------------ parameters
+
+
+class NoDataclass:
+    """Looks like a plugin and is none."""
+
+
+def test_a_plugin_without_parameters_to_read_is_refused() -> None:
+    with pytest.raises(LeakbenchError, match="NoDataclass is not a dataclass"):
+        complete(NoDataclass, {}, "here")
+
+
+def test_what_a_plugin_refuses_is_told() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Picky:
+        clip: float = 1.0
+        bound: float = 0.0
+
+        def __post_init__(self) -> None:
+            if self.clip < 0:
+                raise ValueError("clip must not be negative")
+            if self.clip > 9:
+                raise KeyError("too much")
+
+    assert complete(Picky, {"clip": 2}, "here") == {"clip": 2.0, "bound": 0.0}
+    with pytest.raises(LeakbenchError, match="here: .*clip must not be negative"):
+        complete(Picky, {"clip": -1.0}, "here")
+    with pytest.raises(LeakbenchError, match="here: KeyError"):
+        complete(Picky, {"clip": 10.0}, "here")
+
+
+def test_defaults_that_cannot_be_written_down_are_refused() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Unbounded:
+        clip: float = math.inf
+
+    with pytest.raises(LeakbenchError, match="here: .*cannot be written down"):
+        complete(Unbounded, {}, "here")
+
+
+# ------------------------------------------------------------------------------ anything at all
+
+SNIPPETS = st.sampled_from(
+    ["[", "]", "{", "}", '"', "'", "=", ".", ",", "\n", "#", "-", "0", "1e9", "nan", "inf", "true",
+     "1979-05-27", "[[rules]]\n", "[x]\n", '"mnist"', "[]", "\x00", "é", "\\u0000", "'''"]
+)  # fmt: skip
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> str:
+    """The tiny suite after a few cuts, doublings, exchanges and insertions."""
+    text = TINY
+    for _ in range(draw(st.integers(1, 6))):
+        begin = draw(st.integers(0, len(text)))
+        end = min(len(text), begin + draw(st.integers(0, 30)))
+        piece = draw(
+            st.one_of(SNIPPETS, st.just(text[begin:end] * 2), st.just(""), st.text(max_size=5))
+        )
+        text = text[:begin] + piece + text[end:]
+    return text
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=mutations())
+def test_no_mutation_raises_anything_but_a_sentence(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "mutated.toml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        plan = resolve(str(path))
+    except LeakbenchError as error:
+        assert str(error) and "\n" not in str(error)
+    else:
+        assert plan.cells
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_a_sentence(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "binary.toml"
+    path.write_bytes(content)
+    with pytest.raises(LeakbenchError):
+        resolve(str(path))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    path=st.lists(
+        st.sampled_from(
+            ["attack", "parameters", "steps", "defenses", "0", "1", "rules", "profiles", "quick",
+             "datasets", "training", "batch_size", "mnist", "", " ", "²", "-1", "knowledge"]
+        ),
+        min_size=1, max_size=5,
+    ),
+    value=st.one_of(st.text(max_size=12), SNIPPETS),
+)  # fmt: skip
+def test_no_setting_raises_anything_but_a_sentence(
+    path: list[str], value: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "settings.toml"
+    file.write_text(TINY, encoding="utf-8")
+    try:
+        resolve(str(file), settings=[f"{'.'.join(path)}={value}"])
+    except LeakbenchError as error:
+        assert str(error) and "\n" not in str(error)
