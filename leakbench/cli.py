@@ -186,7 +186,7 @@ def run(
         with _progress() as report:
             outcome = runner.run(
                 plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
-                asked=suite, report=report,
+                report=report,
             )  # fmt: skip
         if outcome.torn_bytes:
             _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")

@@ -217,7 +217,8 @@ class Leak:
         input_shape, input_range, classes: public facts of the data.
         labels: (n, B) where the threat model grants them, else None.
         candidates: (N, *input shape) where granted, else None.
-        noise_std: std of the noise on every tensor where public and granted, else None.
+        noise_std: parameter name -> (n,) std of the noise on its coordinates, nan where a defense
+            does not publish it; None for a naive attacker.
     """
 
     model: Model

@@ -203,7 +203,6 @@ def run(
     device: str = "cpu",
     workers: int = 1,
     chunk_size: int = CHUNK,
-    asked: str = "",
     report: Report = lambda progress: None,
 ) -> Outcome:
     """Run what is left of a plan into `folder`; a finished plan is a no-op.
@@ -221,7 +220,7 @@ def run(
         work = chunks(planned, left, root, device, chunk_size)
         interrupted, errors = False, 0
         done = len(everything) - len(left)
-        manifest = _write_manifest(writer, _manifest(plan, planned, device, asked), bool(work))
+        manifest = _write_manifest(writer, _manifest(plan, planned, device), bool(work))
         begun = time.monotonic()
         for chunk, result, seconds in _results(work, workers):
             if result is None:
@@ -324,14 +323,12 @@ def _timed(chunk: Chunk) -> Timed:
 
 
 def _manifest(
-    plan: Plan, planned: Sequence[PlannedCell], device: str, asked: str
+    plan: Plan, planned: Sequence[PlannedCell], device: str
 ) -> dict[str, Any]:
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
-        "suite": asked or plan.file,
+        **plan.asked,
         "suite_digest": plan.file_digest,
-        "profile": plan.profile,
-        **plan.overrides,
         "device": torch.device(device).type,
         "device_name": _device_name(device),
         "started": datetime.now(UTC).isoformat(),

@@ -204,7 +204,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A suite resolved for one profile."""
+    """A suite resolved for one profile; `asked` are the arguments that made it."""
 
     suite: Suite
     file: str
@@ -214,7 +214,7 @@ class Plan:
     victims: int
     cells: tuple[Cell, ...]
     printed: Mapping[tuple[str, str], PrintedTable]
-    overrides: Mapping[str, Any]
+    asked: Mapping[str, Any]
 
     @property
     def trials(self) -> int:
@@ -271,7 +271,13 @@ def resolve(
         victims=chosen.victims,
         cells=_cells(parsed, chosen, file, attack, defense),
         printed={} if attack not in (None, parsed.attack.name) else _printed(parsed),
-        overrides={"attack": attack, "defense": defense, "settings": list(settings)},
+        asked={
+            "suite": suite if suite in names() else str(Path(suite).absolute()),
+            "profile": profile,
+            "attack": attack,
+            "defense": defense,
+            "settings": list(settings),
+        },
     )
 
 
@@ -420,6 +426,8 @@ def _set(document: dict[str, Any], setting: str, file: str) -> None:
     path, equals, value = setting.partition("=")
     if not equals or not path.strip():
         raise LeakbenchError(f"--set {setting}: write key.path=value")
+    if not setting.isascii() and setting != setting.encode(errors="replace").decode():
+        raise LeakbenchError(f"--set {path!a}: its value is not text in UTF-8")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -8,6 +8,7 @@ it is in, nor on how many victims were planned: its batch, start and noise follo
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,6 +163,8 @@ def _leak(
     order: list[int] = []
     replay_of = torch.empty(len(chunk.trials), dtype=torch.int64, device=device)
     adaptive = chunk.cells[0].knowledge == "adaptive"
+    unknown = torch.full((len(chunk.trials),), math.nan, dtype=dtype, device=device)
+    noise_std = {name: unknown.clone() for name in weights}
     for number, cell in enumerate(chunk.cells):
         rows = [row for row, (of, _) in enumerate(chunk.trials) if of == number]
         if not rows:
@@ -184,6 +187,9 @@ def _leak(
         )
         replay_of[rows] = len(replays) - 1
         order.extend(rows)
+        public = (defense.noise_std(weights) if adaptive else None) or {}
+        for name, values in noise_std.items():
+            values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
     observation = Observation(weights=weights, gradients=concatenate(seen).select(back))
     if not adaptive:  # one replay does nothing for all
@@ -197,6 +203,7 @@ def _leak(
         input_shape=dataset.input_shape,
         input_range=dataset.input_range,
         classes=dataset.classes,
+        noise_std=noise_std if adaptive else None,
     )
     return leak, concatenate(plain_gradients).select(back)
 

@@ -339,7 +339,6 @@ WRONG_VALUES = [
     ('asr = "1"', "asr = 1", "printed.0.asr", "string"),
     ('mse = "1.5e-05"', 'mse = "1e999"', "printed.mse", "not a number"),
     ('mse = "1.5e-05"', 'mse = ""', "printed.mse", "not a number"),
-    ("[model]\n", "", "model", "missing"),
 ]
 
 
@@ -367,12 +366,13 @@ def blocks(*heads: str) -> str:
         ("[profiles.quick]", "profiles"),
         ("[knowledge.naive]", "knowledge"),
         ("[attack]", "attack"),
+        ("[model]", "model"),
         ("[training]", "training"),
     ],
 )
 def test_a_missing_table_is_named(write: Callable[[str], str], head: str, key: str) -> None:
     text = error_of(write(blocks(head)))
-    assert f"key {key}: missing" in text or f"key {key}" in text
+    assert f"key {key}: missing" in text
 
 
 @pytest.mark.parametrize(
@@ -403,9 +403,7 @@ def test_twice_the_same_row_under_two_ids_is_refused(write: Callable[[str], str]
 
 def test_rows_that_meet_no_data_set_are_refused() -> None:
     rows = 'defenses=[{id="none",name="none",label="x",datasets=["lfw"]}]'
-    text = error_of(
-        "tifs_table3", settings=[rows, 'datasets=["mnist"]', "notes=[]", "printed=[]"]
-    )
+    text = error_of("tifs_table3", settings=[rows, 'datasets=["mnist"]', "notes=[]", "printed=[]"])
     assert "no cell is left to run" in text
 
 
@@ -464,7 +462,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         ("attack" + ".a" * 3000 + "=1", "too deep"),
         ("seed=abc", "key seed"),
         ("profiles.quick.victims=0", "key profiles.quick.victims"),
-        ("title=\udc80", "key title"),
+        ("title=\udc80", "UTF-8"),
         ("rules=3", "key rules"),
         ("..=3", "unknown key ''"),
     ],
@@ -544,7 +542,7 @@ def mutations(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=mutations())
 def test_no_mutation_raises_anything_but_a_sentence(
     text: str, tmp_path_factory: pytest.TempPathFactory
@@ -559,7 +557,7 @@ def test_no_mutation_raises_anything_but_a_sentence(
         assert plan.cells
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(content=st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_a_sentence(
     content: bytes, tmp_path_factory: pytest.TempPathFactory
@@ -570,7 +568,7 @@ def test_no_bytes_raise_anything_but_a_sentence(
         resolve(str(path))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     path=st.lists(
         st.sampled_from(

@@ -1,0 +1,447 @@
+"""The store under real faults: kills, torn files, full disks, second writers, damaged arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leakbench.errors import LeakbenchError
+from leakbench.records import SCHEMA, Record, Run, encode, key
+
+KILLS = 24
+
+
+def record(victim: int, **more: Any) -> Record:
+    """A small record."""
+    return {"schema": SCHEMA, "identity": "cell", "victim": victim, "status": "ok", **more}
+
+
+def child(script: str, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """A Python process that runs `script`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, args)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def finished(script: str, *args: str | Path, **options: Any) -> str:
+    """Run `script` to its successful end; what it printed."""
+    process = child(script, *args, **options)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return out
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with three records in two appends."""
+    run = Run(tmp_path / "run")
+    with run.writing() as writer:
+        writer.append([record(0), record(1)])
+        writer.append([record(2, note="ä\n\u2028")])
+    return run
+
+
+# ------------------------------------------------------------------------------ what is right
+
+
+def test_what_was_written_is_read(run: Run) -> None:
+    found = run.records()
+    assert list(found) == [("cell", 0), ("cell", 1), ("cell", 2)]
+    assert found["cell", 2] == record(2, note="ä\n\u2028")
+    assert run.path.read_bytes().count(b"\n") == 3
+
+
+def test_a_later_record_replaces_an_earlier_one(run: Run) -> None:
+    with run.writing() as writer:
+        writer.append([record(1, status="error")])
+    assert run.records()["cell", 1]["status"] == "error"
+    assert len(run.records()) == 3
+
+
+def test_an_empty_append_touches_nothing(run: Run) -> None:
+    before = run.path.read_bytes()
+    with run.writing() as writer:
+        writer.append([])
+    assert run.path.read_bytes() == before
+
+
+def test_equal_records_are_equal_bytes() -> None:
+    assert encode({"b": 1, "a": [1.5, None]}) == encode({"a": [1.5, None], "b": 1})
+    assert encode({"a": "ä"}).isascii()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_json_is_never_written(run: Run, value: float) -> None:
+    before = run.path.read_bytes()
+    with run.writing() as writer:
+        with pytest.raises(ValueError, match="JSON"):
+            writer.append([record(3), record(4, loss=value)])
+        with pytest.raises(ValueError, match="JSON"):
+            writer.manifest({"started": value})
+    assert run.path.read_bytes() == before
+
+
+def test_the_newest_manifest_counts(run: Run) -> None:
+    with run.writing() as writer:
+        first = writer.manifest({"started": "2026-01-01", "n": 1})
+        second = writer.manifest({"started": "2026-01-02", "n": 2})
+        again = writer.manifest({"started": "2026-01-01", "n": 1})
+    assert first == again != second
+    assert run.manifest()["n"] == 2
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path, tmp_path / "none", tmp_path / "file", tmp_path / ("x" * 300)):
+        with pytest.raises(LeakbenchError, match="no run there"):
+            Run.existing(folder)
+    (tmp_path / "empty" / "manifests").mkdir(parents=True)
+    with pytest.raises(LeakbenchError, match="no manifest"):
+        Run.existing(tmp_path / "empty").manifest()
+    assert Run.existing(tmp_path / "empty").records() == {}
+
+
+# ------------------------------------------------------------------------------ kills
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from leakbench.records import SCHEMA, Run
+
+    begin = int(sys.argv[2])
+    with Run(Path(sys.argv[1])).writing() as writer:
+        print("torn", writer.torn, flush=True)
+        for number in range(begin, begin + 1_000_000, 5):
+            writer.append([
+                {"schema": SCHEMA, "identity": "cell", "victim": victim, "status": "ok",
+                 "text": "x" * 20_000}
+                for victim in range(number, number + 5)
+            ])
+            print(number + 4, flush=True)  # only after append came back
+"""
+
+
+def killed_writer(folder: Path, begin: int, delay: float) -> tuple[int, int]:
+    """Kill a writer `delay` seconds after it began: (torn bytes it found, last victim it told)."""
+    process = child(WRITER, folder, begin)
+    assert process.stdout is not None and process.stderr is not None
+    first = process.stdout.readline()
+    assert first.startswith("torn "), process.stderr.read()
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    told = process.stdout.read().split("\n")[:-1]  # a torn last line is no promise
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert process.returncode == -signal.SIGKILL
+    return int(first.split()[1]), int(told[-1]) if told else begin - 1
+
+
+def test_kills_lose_nothing_that_was_written(tmp_path: Path) -> None:
+    """Whatever append acknowledged is there after every kill; at most one line is torn."""
+    chance = random.Random(20220101)
+    run = Run(tmp_path / "run")
+    promised, torn_before = -1, 0
+    for _ in range(KILLS):
+        begin = promised + 1
+        torn_found, told = killed_writer(run.folder, begin, chance.uniform(0, 0.05))
+        assert torn_found == torn_before  # what the kill before left was cut and reported
+        promised = max(promised, told)
+        content = run.path.read_bytes()
+        torn_before = len(content) - (content.rfind(b"\n") + 1)
+        assert torn_before < 30_000  # less than two lines
+        victims = {victim for _, victim in run.records()}
+        assert set(range(promised + 1)) <= victims
+        assert victims <= set(range(promised + 6))  # one append was under way at most
+    assert promised > 0
+    with run.writing() as writer:
+        assert writer.torn == torn_before
+    assert run.path.read_bytes().endswith(b"\n")
+
+
+def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    killed_writer(run.folder, 0, 0.01)
+    with run.writing() as writer:
+        writer.append([record(0)])
+
+
+def test_a_second_writer_is_refused(run: Run) -> None:
+    script = """
+        import sys
+        from pathlib import Path
+        from leakbench.errors import LeakbenchError
+        from leakbench.records import Run
+        try:
+            with Run(Path(sys.argv[1])).writing():
+                print("got in")
+        except LeakbenchError as error:
+            print(error)
+    """
+    with run.writing():
+        assert "another leakbench is writing there" in finished(script, run.folder)
+        with pytest.raises(LeakbenchError, match="another leakbench is writing there"):
+            run.writing()
+        assert len(run.records()) == 3  # reading needs no lock
+    assert "got in" in finished(script, run.folder)
+
+
+# ------------------------------------------------------------------------------ torn and garbage
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_cut_anywhere_costs_at_most_the_torn_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lines = [encode(record(victim, note="ä" * victim)) for victim in range(5)]
+    whole = b"".join(lines)
+    check_cut(
+        Run(tmp_path_factory.mktemp("cut")), lines, data.draw(st.integers(0, len(whole)), "at")
+    )
+
+
+def test_a_cut_at_every_byte_costs_at_most_the_torn_line(tmp_path: Path) -> None:
+    lines = [encode(record(victim)) for victim in range(3)]
+    for at in range(len(b"".join(lines)) + 1):
+        check_cut(Run(tmp_path), lines, at)
+
+
+def check_cut(run: Run, lines: list[bytes], at: int) -> None:
+    """Truncate the records to `at` bytes: whole lines are read, the rest is cut and reported."""
+    content = b"".join(lines)[:at]
+    run.path.write_bytes(content)
+    whole = content[: content.rfind(b"\n") + 1]
+    assert len(run.records()) == whole.count(b"\n")
+    with run.writing() as writer:
+        assert writer.torn == at - len(whole)
+        assert run.path.read_bytes() == whole
+        writer.append([record(99)])
+    assert run.path.read_bytes() == whole + encode(record(99))
+    assert len(run.records()) == whole.count(b"\n") + 1
+
+
+GARBAGE = [
+    b"", b"garbage", b"{", b"\x00\x00", b"\xff\xfe", b"null", b"3", b"[]", b'"text"', b"{}",
+    b'{"schema":1,"identity":"cell"}',
+    b'{"schema":1,"identity":"cell","victim":0}',
+    b'{"schema":1,"identity":"cell","victim":"x","status":"ok"}',
+    b'{"schema":1,"identity":"cell","victim":null,"status":"ok"}',
+    b'{"schema":1,"identity":"cell","victim":1e999,"status":"ok"}',
+    b'{"schema":1,"identity":"cell","victim":0,"status":"ok","loss":NaN}',
+    b'{"schema":1,"identity":"cell","victim":0,"status":"ok"}{}',
+    b'{"identity":"cell","victim":0,"status":"ok"}',
+    b"[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda value: repr(value[:60]))
+def test_garbage_in_the_middle_names_file_and_line(run: Run, garbage: bytes) -> None:
+    first, second, *rest = run.path.read_bytes().splitlines(keepends=True)
+    run.path.write_bytes(b"".join([first, second, garbage + b"\n", *rest]))
+    with pytest.raises(LeakbenchError) as caught:
+        run.records()
+    text = str(caught.value)
+    assert f"{run.path}, line 3: " in text
+    assert "\n" not in text
+
+
+def test_records_of_another_schema_are_refused(run: Run) -> None:
+    with run.path.open("ab") as file:
+        file.write(encode(record(9) | {"schema": SCHEMA + 1}))
+    with pytest.raises(LeakbenchError, match=rf"line 4: schema {SCHEMA + 1}.* reads {SCHEMA}"):
+        run.records()
+
+
+@settings(max_examples=100, deadline=None)
+@given(line=st.binary(max_size=80))
+def test_no_line_raises_anything_but_a_sentence(
+    line: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = Run(tmp_path_factory.getbasetemp())
+    run.path.write_bytes(encode(record(0)) + line + b"\n")
+    with pytest.raises(LeakbenchError, match="line 2"):
+        run.records()
+
+
+def test_records_that_are_a_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.path.mkdir()
+    with pytest.raises(LeakbenchError, match="cannot be read: Is a directory"):
+        run.records()
+    with pytest.raises(LeakbenchError, match="not writable"), run.writing():
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"[1]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_damaged_manifest_is_named(run: Run, content: bytes) -> None:
+    path = run.folder / "manifests" / "0123.json"
+    path.write_bytes(content)
+    with pytest.raises(LeakbenchError) as caught:
+        run.manifest()
+    assert f"{path}: not a manifest of leakbench" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------ disks
+
+FULL = """
+    import resource, sys
+    from pathlib import Path
+    import numpy as np
+    from leakbench.errors import LeakbenchError
+    from leakbench.records import SCHEMA, Run
+
+    run = Run(Path(sys.argv[1]))
+    lines = [
+        {"schema": SCHEMA, "identity": "cell", "victim": v, "status": "ok", "text": "x" * 1000}
+        for v in range(3, 103)
+    ]
+    with run.writing() as writer:
+        size = run.path.stat().st_size
+        # Room for some of the lines only: the write itself comes back short.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 2500, resource.RLIM_INFINITY))
+        noise = np.random.default_rng(0).random(10_000)
+        for attempt in (
+            lambda: writer.append(lines),
+            lambda: writer.arrays("big.npz", {"x": noise}),
+            lambda: writer.manifest({"started": "x" * 10_000}),
+        ):
+            try:
+                attempt()
+                print("wrote")
+            except LeakbenchError as error:
+                print(error)
+        writer.append(lines[:1])  # what fits is still written
+"""
+
+
+def test_a_full_disk_leaves_everything_as_it_was(run: Run) -> None:
+    before = run.path.read_bytes()
+    told = finished(FULL, run.folder).splitlines()
+    assert len(told) == 3
+    assert told[0].startswith(f"{run.path}: cannot write: ")
+    assert "big.npz: cannot write: " in told[1]
+    assert "manifests" in told[2] and "cannot write: " in told[2]
+    assert run.path.read_bytes().startswith(before)
+    assert set(run.records()) == {("cell", victim) for victim in range(4)}
+    assert list((run.folder / "reconstructions").iterdir()) == []
+    assert list((run.folder / "manifests").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_device_without_room_is_one_sentence(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with run.writing() as writer:
+        device = os.open("/dev/full", os.O_WRONLY)
+        try:
+            os.dup2(device, writer._file)
+        finally:
+            os.close(device)
+        with pytest.raises(LeakbenchError, match="cannot write: No space left on device"):
+            writer.append([record(0)])
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    """Permissions do not bind root, but nobody makes a folder below a regular file."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/no/run")):
+        with pytest.raises(LeakbenchError) as caught:
+            Run(folder).writing()
+        assert str(caught.value).startswith(f"{folder}: not writable: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(LeakbenchError, match="not writable: Permission denied"):
+            Run(tmp_path / "run").writing()
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# ------------------------------------------------------------------------------ arrays
+
+
+def test_arrays_come_back_as_they_were(run: Run) -> None:
+    arrays = {
+        "inputs": np.linspace(-1, 2, 24, dtype=np.float32).reshape(2, 3, 4),
+        "trace": np.array([[1.5, np.nan, np.inf]]),
+        "victims": np.array([3, 1, 2]),
+        "empty": np.zeros((0, 1, 28, 28), dtype=np.float32),
+    }
+    with run.writing() as writer:
+        writer.arrays("a.npz", arrays)
+    found = run.arrays("a.npz")
+    assert set(found) == set(arrays)
+    for name, value in arrays.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+    assert [path.name for path in (run.folder / "reconstructions").iterdir()] == ["a.npz"]
+
+
+class Explosive:
+    """Says so when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_no_pickle_is_ever_loaded(run: Run) -> None:
+    folder = run.folder / "reconstructions"
+    np.savez(folder / "object.npz", x=np.array([Explosive()], dtype=object))
+    np.save(folder / "bare.npz.npy", np.array([Explosive()], dtype=object))
+    (folder / "bare.npz.npy").rename(folder / "bare.npz")
+    for name in ("object.npz", "bare.npz"):
+        with pytest.raises(LeakbenchError) as caught:
+            run.arrays(name)
+        assert f"{folder / name}: cannot be read" in str(caught.value)
+
+
+def test_arrays_are_looked_for_in_the_run_only(run: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "outside.npz", x=np.zeros(1))
+    with pytest.raises(LeakbenchError, match="cannot be read"):
+        run.arrays("../../outside.npz")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_arrays_are_one_sentence(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = Run(tmp_path_factory.mktemp("damaged"))
+    with run.writing() as writer:
+        writer.arrays("a.npz", {"x": np.arange(30.0), "y": np.ones((2, 2))})
+    path = run.folder / "reconstructions" / "a.npz"
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans(), "cut"):
+        content = content[: data.draw(st.integers(0, len(content) - 1), "at")]
+    for _ in range(data.draw(st.integers(0, 3), "flips")):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1), "where")] ^= 1 << data.draw(
+                st.integers(0, 7), "bit"
+            )
+    path.write_bytes(content)
+    try:
+        found = run.arrays("a.npz")
+    except LeakbenchError as error:
+        assert str(path) in str(error)
+    else:  # a flip in a time stamp, say, or in a name
+        assert all(isinstance(value, np.ndarray) for value in found.values())
+
+
+def test_keys_are_what_records_say() -> None:
+    assert key(json.loads(encode(record(7)))) == ("cell", 7)
