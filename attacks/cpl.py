@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
+from leakbench.errors import require_at_least
 from leakbench.inversion import match
 from leakbench.matching import sign_rule_labels
 from leakbench.optim import LBFGS
@@ -38,6 +39,9 @@ class CPL(Attack):
     steps: int = 300
     grid: int = 2
     line_search: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(self.name, 1, steps=self.steps, grid=self.grid)
 
     def start(self, leak: Leak, streams: Streams) -> Tensor:
         return patterned(leak, streams, self.grid)

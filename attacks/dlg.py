@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
+from leakbench.errors import require_at_least
 from leakbench.inversion import match
 from leakbench.optim import LBFGS
 from leakbench.starts import gaussian
@@ -34,6 +35,9 @@ class DLG(Attack):
     paper: ClassVar[str] = "Zhu et al., NeurIPS 2019"
     steps: int = 300
     line_search: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(self.name, 1, steps=self.steps)
 
     def start(self, leak: Leak, streams: Streams) -> Tensor:
         return gaussian(leak, streams)

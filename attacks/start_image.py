@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbench.contracts import Attack, Ended, Leak, Reconstruction, Streams, Watch
+from leakbench.errors import require_at_least
 from leakbench.matching import sign_rule_labels
 from leakbench.starts import patterned
 
@@ -24,6 +25,9 @@ class StartImage(Attack):
 
     name: ClassVar[str] = "start_image"
     grid: int = 2
+
+    def __post_init__(self) -> None:
+        require_at_least(self.name, 1, grid=self.grid)
 
     def start(self, leak: Leak, streams: Streams) -> Tensor:
         return patterned(leak, streams, self.grid)

@@ -23,3 +23,10 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str], where: str = "") 
     return LeakbenchError(
         f"{place}unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}"
     )
+
+
+def require_at_least(plugin: str, least: float, **values: float) -> None:
+    """Refuse hyper-parameters below `least`, naming plugin and parameter."""
+    for name, value in values.items():
+        if not value >= least:
+            raise LeakbenchError(f"{plugin}: {name} must be at least {least:g}, got {value}")

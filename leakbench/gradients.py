@@ -16,8 +16,9 @@ from torch.func import grad, vmap
 
 from leakbench.contracts import Gradients, Model, Weights
 
-ROWS = 16
-"""Fewest examples computed together: with fewer, CPU matrix kernels sum in another order."""
+MULTIPLE, LEAST = 8, 16
+"""Examples are computed together in multiples of 8, at least 16: in other numbers CPU matrix
+kernels (AVX-512) sum in another order."""
 
 
 def loss_function(model: Model) -> Callable[[Weights, Tensor, Tensor], Tensor]:
@@ -41,9 +42,9 @@ def per_example(
 ) -> Gradients:
     """Gradient of every example's own loss, axes ("client", "example").
 
-    stacked: weights carry a leading client axis. chunk_size (raised to 16 at least) bounds the
-    memory. Without `stacked`, an example's result does not depend, bit for bit, on chunk_size, nor
-    on how many other examples there are, nor on its place among them (probed on the CPU).
+    stacked: weights carry a leading client axis. chunk_size, rounded up to a multiple of 8 and to
+    16 at least, bounds the memory. Without `stacked`, an example's result does not depend, bit for
+    bit, on chunk_size, on the other examples, or on its place among them (probed on the CPU).
     """
     loss = loss_function(model)
 
@@ -57,13 +58,19 @@ def per_example(
     else:
         clients, batch = inputs.shape[:2]
         rows = clients * batch
-        chunk = max(rows if chunk_size is None else chunk_size, ROWS)
-        missing = max(ROWS - (rows % chunk or chunk), 0)  # in the last chunk
+        chunk = _rounded(rows if chunk_size is None else chunk_size)
+        last = rows % chunk or chunk
+        missing = _rounded(last) - last
         flat = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk if rows > chunk else None)(
             weights, _padded(inputs.flatten(0, 1), missing), _padded(labels.flatten(0, 1), missing)
         )
         tensors = {k: v[:rows].unflatten(0, (clients, batch)) for k, v in flat.items()}
     return Gradients(tensors, ("client", "example"), mask)
+
+
+def _rounded(rows: int) -> int:
+    """The next number of rows to compute together."""
+    return max(rows + -rows % MULTIPLE, LEAST)
 
 
 def _padded(values: Tensor, missing: int) -> Tensor:
@@ -94,6 +101,8 @@ def of_batch(
         losses = functional.cross_entropy(model.logits(weights, inputs), labels, reduction="none")
         return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)
 
+    # Padding may be nan, and the derivative of nan is nan even where it is not counted.
+    inputs = torch.where(mask.reshape(mask.shape + (1,) * (inputs.ndim - 2)), inputs, 0.0)
     tensors = vmap(grad(masked_loss), in_dims=(over_weights, 0, 0, 0))(
         weights, inputs, labels, mask
     )

@@ -19,7 +19,11 @@ PATH_MODULES = ("leakbench.judging", "leakbench.models", "leakbench.training", "
 
 @cache
 def source_digest(plugins: tuple[Path, ...]) -> str:
-    """SHA-256 over the plugin files and every leakbench module that they or a trial import."""
+    """SHA-256 over the plugin files and what they or a trial import, file by file.
+
+    Followed are modules of leakbench and of the package a file is in, so that a plugin spread over
+    several modules counts whole; other packages are not.
+    """
     files = {path.resolve() for path in plugins}
     todo = [*files, *(file for name in PATH_MODULES if (file := _file(name)))]
     seen: set[Path] = set()
@@ -36,15 +40,39 @@ def source_digest(plugins: tuple[Path, ...]) -> str:
 
 
 def _imports(path: Path) -> Iterable[Path]:
+    package = _package(path)
     for node in ast.walk(ast.parse(path.read_bytes())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
         for name in names:
-            if name.split(".")[0] == "leakbench" and (file := _file(name)):
-                yield file
+            top, *rest = name.split(".")
+            if isinstance(node, ast.ImportFrom) and node.level:
+                yield from _below(path.parents[node.level - 1], name.split("."))
+            elif top == "leakbench":
+                if file := _file(name):
+                    yield file
+            elif package is not None and top == package.name:
+                yield from _below(package, rest)
+
+
+def _package(path: Path) -> Path | None:
+    """Folder of the outermost package a file is in."""
+    folder = path.parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder if (folder / "__init__.py").is_file() else None
+
+
+def _below(folder: Path, parts: list[str]) -> Iterable[Path]:
+    """File of the module named by `parts` below a package's folder, if it is one."""
+    place = folder.joinpath(*parts)
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            yield file.resolve()
 
 
 @cache

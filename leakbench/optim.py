@@ -433,7 +433,7 @@ class _Engine:
         return answers
 
     def _directions(self, chosen: list[int]) -> list[_Directed]:
-        """Update the history of these rows and compute their directions by the two-loop."""
+        """Update the history of these rows, then compute their directions."""
         index = self._index(chosen)
         g = self.g[0, index]
         begun = torch.tensor([self.begun[row] for row in chosen], device=g.device)

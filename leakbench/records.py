@@ -23,6 +23,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -178,7 +179,8 @@ class Writer:
                 raise OSError(28, "No space left on device")
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, size)
+            with suppress(OSError):  # a tail that stays is torn, and cut off by the next writer
+                os.ftruncate(self._file, size)
             raise LeakbenchError(f"{self.run.path}: cannot write: {error.strerror}") from None
 
     def manifest(self, content: Mapping[str, Any]) -> str:

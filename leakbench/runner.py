@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import platform
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +23,7 @@ from typing import Any
 import torch
 
 from leakbench import models, registry
-from leakbench.contracts import Guarantee
+from leakbench.contracts import Guarantee, Weights
 from leakbench.data import load
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.identity import source_digest
@@ -122,7 +125,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         whole = spec | {"network": number, "weights_digest": models.digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
         victims.append(tuple(range(number * plan.victims, (number + 1) * plan.victims)))
-        guarantee = build_defense(cell).guarantee("type2", weights, cell.batch_size)
+        guarantee = _guarantee(cell, weights)
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),
@@ -131,6 +134,13 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         ceiling_mu=guarantee.mu,
         guarantee=_describe(guarantee),
     )
+
+
+def _guarantee(cell: Cell, weights: Weights) -> Guarantee:
+    try:
+        return build_defense(cell).guarantee("type2", weights, cell.batch_size)
+    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
+        return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")
 
 
 def _describe(guarantee: Guarantee) -> str:
@@ -222,25 +232,26 @@ def run(
         done = len(everything) - len(left)
         manifest = _write_manifest(writer, _manifest(plan, planned, device), bool(work))
         begun = time.monotonic()
-        for chunk, result, seconds in _results(work, workers):
-            if result is None:
-                interrupted = True
-                break
-            _store(writer, result, manifest, seconds)
-            statuses: dict[str, int] = {}
-            for record in result.records:
-                statuses[record["status"]] = statuses.get(record["status"], 0) + 1
-            errors += sum(n for status, n in statuses.items() if status not in JUDGED)
-            done += len(chunk.trials)
-            report(
-                Progress(
-                    done=done,
-                    total=len(everything),
-                    seconds=time.monotonic() - begun,
-                    chunk=chunk,
-                    statuses=statuses,
+        with closing(_results(work, workers)) as timed:
+            for chunk, result, seconds in timed:
+                if result is None:
+                    interrupted = True
+                    break
+                _store(writer, result, manifest, seconds)
+                statuses: dict[str, int] = {}
+                for record in result.records:
+                    statuses[record["status"]] = statuses.get(record["status"], 0) + 1
+                errors += sum(n for status, n in statuses.items() if status not in JUDGED)
+                done += len(chunk.trials)
+                report(
+                    Progress(
+                        done=done,
+                        total=len(everything),
+                        seconds=time.monotonic() - begun,
+                        chunk=chunk,
+                        statuses=statuses,
+                    )
                 )
-            )
     return Outcome(
         planned=len(everything) + skipped,
         present=len(everything) - len(left),
@@ -272,7 +283,7 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
 Timed = tuple[Chunk, "ChunkResult | None", float]
 
 
-def _results(work: Sequence[Chunk], workers: int) -> Iterator[Timed]:
+def _results(work: Sequence[Chunk], workers: int) -> Generator[Timed, None, None]:
     """Chunks as they get done, in this process or by workers; None after an interrupt."""
     if workers <= 1 or len(work) <= 1:
         torch.set_num_threads(1)
@@ -285,41 +296,68 @@ def _results(work: Sequence[Chunk], workers: int) -> Iterator[Timed]:
         return
     # spawn: a fork of a process that has used torch's threads can hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         min(workers, len(work)), mp_context=context, initializer=_start_worker
-    ) as pool:
-        waiting: set[Future[Timed]] = {pool.submit(_timed, chunk) for chunk in work}
-        try:
-            while waiting:
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield future.result()
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
+    )
+    waiting: set[Future[Timed]] = {pool.submit(_timed, chunk) for chunk in work}
+    try:
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
+    except KeyboardInterrupt:
+        yield work[0], None, 0.0
+    except BrokenProcessPool:
+        raise LeakbenchError(
+            "a worker process was killed, out of memory perhaps; finished trials are kept: "
+            "run the same command again, with fewer --workers or a smaller --chunk"
+        ) from None
+    finally:
+        # Stopped early, on a full disk say: nobody will store what is still under way.
+        pool.shutdown(wait=not waiting, cancel_futures=True)
+        if waiting:
             for process in multiprocessing.active_children():
                 process.terminate()
-            yield work[0], None, 0.0
-        except BrokenProcessPool:
-            raise LeakbenchError(
-                "a worker process was killed, out of memory perhaps; finished trials are kept: "
-                "run the same command again, with fewer --workers or a smaller --chunk"
-            ) from None
 
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+
+
+def _end_with_driver() -> None:
+    """A killed driver cannot end its workers; without this they would wait for ever."""
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        driver.join()
+        os._exit(1)
 
 
 def _timed(chunk: Chunk) -> Timed:
     begun = time.monotonic()
-    try:
-        result = run_chunk(chunk)
-    except torch.OutOfMemoryError as error:
-        result = failed(chunk, "oom", one_line(error))
-    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: that is a result
-        result = failed(chunk, "error", one_line(error))
+    result = _attempt(chunk)
     return chunk, result, time.monotonic() - begun
+
+
+def _attempt(chunk: Chunk) -> ChunkResult:
+    """Run a chunk; if it fails, cell by cell: one row's defense must not take the others down."""
+    try:
+        return run_chunk(chunk)
+    except torch.OutOfMemoryError as error:
+        return failed(chunk, "oom", one_line(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+        of_cells = sorted({of for of, _ in chunk.trials})
+        if len(of_cells) == 1:
+            return failed(chunk, "error", one_line(error))
+    parts = [
+        _attempt(replace(chunk, trials=tuple(trial for trial in chunk.trials if trial[0] == of)))
+        for of in of_cells
+    ]
+    return ChunkResult(
+        records=tuple(record for part in parts for record in part.records),
+        arrays={name: arrays for part in parts for name, arrays in part.arrays.items()},
+    )
 
 
 def _manifest(

@@ -478,7 +478,7 @@ def _cells(
     for knowledge, table in suite.knowledge.items():
         asked = suite.attack.parameters | profile.parameters | table.parameters
         if attack is not None and attack != suite.attack.name:
-            fields = {field.name for field in dataclasses.fields(kind)}
+            fields = getattr(kind, "__dataclass_fields__", {})  # `complete` refuses other classes
             asked = {k: v for k, v in asked.items() if k in fields}
         parameters[knowledge] = complete(kind, asked, f"{file}, attack '{chosen}'")
         steps = parameters[knowledge].get("steps")

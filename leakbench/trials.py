@@ -171,7 +171,8 @@ def _leak(
             continue
         defense = build_defense(cell)
         victims = [chunk.trials[row][1] for row in rows]
-        context = Context(total=cell.iterations, batch_size=cell.batch_size)
+        size = min(cell.batch_size, len(dataset.candidates))
+        context = Context(total=cell.iterations, batch_size=size)
         source = NoiseStreams(cell.seed, (cell.dataset, chunk.network))
         state = defense.init(weights)
         for of, into in ((defense, seen), (Defense(), plain_gradients)):
@@ -222,7 +223,7 @@ def _captured(
 ) -> Gradients:
     """Run the first iteration of the batches that hold `victims` and tap their gradients."""
     total = len(dataset.candidates)
-    size = min(cell.batch_size, total)
+    size = context.batch_size
     homes = [batch_of(victim, size, total) for victim in victims]
     batches = sorted({batch for batch, _ in homes})
     members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
@@ -260,6 +261,10 @@ def _check(result: Reconstruction, leak: Leak, name: str) -> None:
             )
     if len(result.status) != leak.n:
         raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {leak.n} victims")
+    for status in result.status:
+        if status not in ("converged", "steps", "nan"):
+            text = f"status {status!r}; allowed: converged, steps, nan"
+            raise LeakbenchError(f"attack '{name}': {text}")
 
 
 def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:

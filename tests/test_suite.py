@@ -503,7 +503,7 @@ def test_what_a_plugin_refuses_is_told() -> None:
                 raise KeyError("too much")
 
     assert complete(Picky, {"clip": 2}, "here") == {"clip": 2.0, "bound": 0.0}
-    with pytest.raises(LeakbenchError, match="here: .*clip must not be negative"):
+    with pytest.raises(LeakbenchError, match=r"here: .*clip must not be negative"):
         complete(Picky, {"clip": -1.0}, "here")
     with pytest.raises(LeakbenchError, match="here: KeyError"):
         complete(Picky, {"clip": 10.0}, "here")
@@ -516,7 +516,7 @@ def test_defaults_that_cannot_be_written_down_are_refused() -> None:
     class Unbounded:
         clip: float = math.inf
 
-    with pytest.raises(LeakbenchError, match="here: .*cannot be written down"):
+    with pytest.raises(LeakbenchError, match=r"here: .*cannot be written down"):
         complete(Unbounded, {}, "here")
 
 

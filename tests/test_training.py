@@ -190,7 +190,7 @@ def test_batch_granularity_skips_the_example_hook_unless_it_is_tapped() -> None:
     path(skipped, batches, BATCH, False)
     path(tapped, batches, EXAMPLE, False)
     assert [call[0] for call in skipped.calls] == ["on_batch", "on_update", "on_receipt"]
-    assert [call[0] for call in tapped.calls][0] == "on_examples"
+    assert tapped.calls[0][0] == "on_examples"
 
 
 def test_hooks_see_their_place_on_the_path() -> None:
@@ -340,12 +340,7 @@ def test_batch_gradient_is_the_mean_of_the_examples(stacked: bool, full: bool, s
     ).mean("example")
     whole = of_batch(MODEL, weights, batch.inputs, labels, stacked=stacked, mask=batch.mask)
     assert examples.axes == whole.axes
-    if full:
-        close(examples.tensors, whole.tensors, 1e-12)
-    else:  # nan behind a mask: the derivative of a nan is nan even where it is not counted
-        clean = replace(batch, inputs=batch.inputs.nan_to_num(0.3))
-        whole = of_batch(MODEL, weights, clean.inputs, labels, stacked=stacked, mask=batch.mask)
-        close(examples.tensors, whole.tensors, 1e-12)
+    close(examples.tensors, whole.tensors, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -493,7 +488,7 @@ def test_simulation_uses_the_weights_of_its_observation() -> None:
 @pytest.mark.parametrize("defense", SEVERAL, ids=lambda defense: defense.name)
 @pytest.mark.parametrize("point", [EXAMPLE, BATCH, UPDATE], ids=str)
 def test_simulation_is_differentiable(defense: Defense, point: LeakPoint) -> None:
-    """Against finite differences, on a net small enough for all its entries."""
+    """Against finite differences along random directions."""
     model = SigmoidNet(
         input_shape=(1, 6, 6), classes=3, convolutions=(Convolution(channels=2, stride=2),)
     )
@@ -515,7 +510,7 @@ def test_simulation_is_differentiable(defense: Defense, point: LeakPoint) -> Non
     def leaked(inputs: Tensor) -> Tensor:
         return simulate(inputs, labels, torch.arange(1)).flatten()
 
-    assert torch.autograd.gradcheck(leaked, image.clone().requires_grad_())
+    assert torch.autograd.gradcheck(leaked, image.clone().requires_grad_(), fast_mode=True)
 
 
 def test_gradients_without_examples_count_for_nothing() -> None:

@@ -1,0 +1,482 @@
+"""The command line as a user meets it: exit codes, one line of reason, no traceback, strict JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TINY = """
+schema = 1
+name = "tiny"
+title = "A tiny suite"
+paper = "none"
+source = "written for a test"
+version = 1
+seed = 7
+datasets = ["mnist"]
+
+[model]
+name = "cnn2"
+
+[training]
+batch_size = { mnist = 4 }
+
+[attack]
+name = "cpl"
+parameters = { steps = 1 }
+
+[knowledge.naive]
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "none"
+
+[[defenses]]
+id = "dp"
+name = "dp_baseline"
+label = "DP"
+parameters = { clip = 4.0, convention = "mean" }
+
+[[rules]]
+name = "reading"
+label = "mean, raw"
+kind = "mse"
+threshold = 0.7
+clamp = false
+paper = true
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[[printed]]
+dataset = "mnist"
+defense = "none"
+asr = "1"
+mse = "1.5e-05"
+attack_iterations = "11.5"
+
+[profiles.quick]
+networks = 1
+victims = 2
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def leakbench(*args: str | Path, cwd: Path, **env: str) -> Done:
+    """Run the command line; a traceback is never right."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LEAKBENCH_DATA")}
+    done = subprocess.run(
+        [sys.executable, "-m", "leakbench.cli", *map(str, args)],
+        cwd=cwd, env=clean | {"OMP_NUM_THREADS": "1"} | env,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def refused(*args: str | Path, cwd: Path, **env: str) -> str:
+    """The one sentence of a command that ends with code 2."""
+    done = leakbench(*args, cwd=cwd, **env)
+    assert done.code == 2, (done.code, done.errors)
+    assert done.out == ""
+    (line,) = done.errors.splitlines()
+    assert line.startswith("leakbench: ")
+    return line
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """The tiny suite."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished run, and where commands about it are given."""
+
+    cwd: Path
+    folder: Path
+    done: Done
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A run of the tiny suite by the command line."""
+    pytest.importorskip("leakbench.report.tables")
+    cwd = tmp_path_factory.mktemp("made")
+    (cwd / "tiny.toml").write_text(TINY, encoding="utf-8")
+    done = leakbench("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=cwd)
+    assert done.code == 0, done.errors
+    return Made(cwd, cwd / "results" / "runs" / "tiny-quick", done)
+
+
+# ------------------------------------------------------------------------------ what is there
+
+COMMANDS = ["", "list", "run", "validate", "report", "gallery", "doctor", "data", "data list",
+            "data prepare"]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+    for flag in ("--help", "-h"):
+        done = leakbench(*command.split(), flag, cwd=tmp_path)
+        assert done.code == 0 and done.errors == ""
+        assert "Usage:" in done.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_json_has_one_shape(tmp_path: Path) -> None:
+    listed = json.loads(leakbench("list", "--json", cwd=tmp_path).out)
+    assert list(listed) == ["attacks", "defenses", "datasets", "models", "suites"]
+    for rows in listed.values():
+        assert rows
+        for row in rows:
+            assert set(row) == {"name", "origin", "status", "reason", "summary"}
+            assert all(isinstance(value, str) for value in row.values())
+    status = {row["name"]: row["status"] for row in listed["datasets"]}
+    assert status == {
+        "mnist": "embedded sample",
+        "fashion_mnist": "embedded sample",
+        "cifar10": "embedded sample",
+        "lfw": "missing",
+    }
+    assert {"cpl", "dlg"} <= {row["name"] for row in listed["attacks"]}
+    assert {"none", "dp_baseline"} <= {row["name"] for row in listed["defenses"]}
+    assert "tifs_table3" in {row["name"] for row in listed["suites"]}
+    assert {row["status"] for row in listed["suites"]} == {"ok"}
+
+
+@pytest.mark.parametrize("kind", ["attacks", "defenses", "datasets", "models", "suites"])
+def test_list_of_one_kind_lists_that_kind(kind: str, tmp_path: Path) -> None:
+    assert list(json.loads(leakbench("list", kind, "--json", cwd=tmp_path).out)) == [kind]
+    text = leakbench("list", kind, cwd=tmp_path).out
+    assert text.startswith(f"{kind}:\n")
+
+
+def test_data_list_names_what_is_missing(tmp_path: Path) -> None:
+    rows = json.loads(leakbench("data", "list", "--json", cwd=tmp_path).out)
+    assert {row["name"] for row in rows} == {"mnist", "fashion_mnist", "cifar10", "lfw"}
+    assert "get it: leakbench data prepare" in leakbench("data", "list", cwd=tmp_path).out
+
+
+def test_validate_tells_and_runs_nothing(tmp_path: Path) -> None:
+    done = leakbench("validate", "tifs_table3", "--device", "cpu", cwd=tmp_path)
+    assert done.code == 0, done.errors
+    assert "lfw: 6 rows x 2 attackers x 2 networks x 8 victims skipped" in done.out
+    assert "52 cells" in done.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_reports(tmp_path: Path) -> None:
+    done = leakbench("doctor", cwd=tmp_path)
+    assert done.code == 0, done.errors
+    for word in ("python", "torch", "cuda", "data root", "lfw"):
+        assert word in done.out
+
+
+# ------------------------------------------------------------------------------ bad input
+
+BAD: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
+    "unknown attack": (lambda t: t.replace('"cpl"', '"clp"'), ("attack.name", "'cpl'")),
+    "unknown defense": (lambda t: t.replace("dp_baseline", "dp_bas"), ("defenses.name", "allowed")),
+    "unknown data set": (lambda t: t.replace('["mnist"]', '["mnits"]'), ("datasets", "'mnist'")),
+    "unknown model": (lambda t: t.replace("cnn2", "cnn3"), ("model.name", "'cnn2'")),
+    "unknown rule": (lambda t: t.replace('"mse"', '"msee"'), ("rules.0.kind", "'distance'")),
+    "misspelt key": (lambda t: t.replace("title", "titel"), ("'titel'", "'title'")),
+    "misspelt deep key": (lambda t: t.replace("victims", "victim"), ("'victim'", "'victims'")),
+    "text for a number": (lambda t: t.replace("= 2\n", '= "2"\n'), ("victims", "integer")),
+    "float for an int": (lambda t: t.replace("= 2\n", "= 2.0\n"), ("victims", "integer")),
+    "bool for an int": (lambda t: t.replace("= 2\n", "= true\n"), ("victims", "integer")),
+    "no victims": (lambda t: t.replace("= 2\n", "= 0\n"), ("victims", "greater than 0")),
+    "negative steps": (lambda t: t.replace("steps = 1", "steps = -1"), ("steps", "greater than 0")),
+    "no data sets": (lambda t: t.replace('["mnist"]', "[]"), ("datasets", "at least 1")),
+    "no profiles": (lambda t: t[: t.index("[profiles")], ("profiles", "missing")),
+    "twice one id": (lambda t: t.replace('id = "dp"', 'id = "none"'), ("defenses.id", "twice")),
+    "no TOML": (lambda t: t + "[", ("not valid TOML",)),
+    "empty": (lambda t: "", ("empty",)),
+    "unknown parameter": (lambda t: t.replace("clip", "klip"), ("'klip'", "'clip'")),
+    "wrong parameter": (lambda t: t.replace("4.0", '"4"'), ("clip", "number")),
+    "no such choice": (lambda t: t.replace('"mean"', '"median"'), ("convention", "'mean'")),
+    "no number": (lambda t: t.replace('asr = "1"', 'asr = "all"'), ("printed.asr", "number")),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), BAD.values(), ids=BAD)
+def test_bad_suites_end_with_one_sentence(
+    suite: Path, change: Callable[[str], str], words: tuple[str, ...]
+) -> None:
+    text = change(TINY)
+    assert text != TINY
+    suite.write_text(text, encoding="utf-8")
+    line = refused("validate", "tiny.toml", cwd=suite.parent)
+    assert "tiny.toml" in line
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("validate", "tifs_tabel3"), "did you mean 'tifs_table3'?"),
+        (("validate", "missing.toml"), "No such file"),
+        (("validate", "folder.toml"), "Is a directory"),
+        (("validate", "binary.toml"), "UTF-8"),
+        (("validate", "tiny.toml", "--profile", "quik"), "did you mean 'quick'?"),
+        (("validate", "tiny.toml", "--attack", "clp"), "did you mean 'cpl'?"),
+        (("validate", "tiny.toml", "--defense", "dp_base"), "did you mean 'dp_baseline'?"),
+        (("validate", "tiny.toml", "--set", "nonsense"), "key.path=value"),
+        (("validate", "tiny.toml", "--set", "a.b=1"), "unknown key 'a'"),
+        (("validate", "tiny.toml", "--set", "defenses.9.label=x"), "no table '9'"),
+        (("run", "tiny.toml", "--set", "profiles.quick.victims=2000"), "1000 candidates of mnist"),
+        (("report", "nowhere"), "no run there"),
+        (("report", "tiny.toml"), "no run there"),
+        (("gallery", "nowhere"), "no run there"),
+        (("report", "x" * 300), "no run there"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_bad_arguments_end_with_one_sentence(
+    suite: Path, args: tuple[str, ...], words: str
+) -> None:
+    (suite.parent / "folder.toml").mkdir()
+    (suite.parent / "binary.toml").write_bytes(bytes(range(256)))
+    assert words in refused(*args, cwd=suite.parent)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("nonsense",),
+        ("run",),
+        ("run", "tiny.toml", "--device", "tpu"),
+        ("run", "tiny.toml", "--workers", "-1"),
+        ("run", "tiny.toml", "--chunk", "0"),
+        ("run", "tiny.toml", "--chunk", "many"),
+        ("run", "tiny.toml", "--no-such-option"),
+        ("list", "nonsense"),
+        ("report", "nowhere", "--format", "pdf"),
+    ],
+    ids=" ".join,
+)
+def test_misused_options_end_with_code_2(suite: Path, args: tuple[str, ...]) -> None:
+    done = leakbench(*args, cwd=suite.parent)
+    assert done.code == 2
+    assert done.out == "" and done.errors
+
+
+@pytest.mark.parametrize("out", ["file", "file/run", "/proc/no/run"])
+def test_folders_that_cannot_be_written_end_with_one_sentence(suite: Path, out: str) -> None:
+    (suite.parent / "file").write_text("")
+    line = refused("run", "tiny.toml", "--device", "cpu", "--out", out, cwd=suite.parent)
+    assert f"{out}: not writable: " in line
+
+
+def test_cuda_without_a_device_is_refused(suite: Path) -> None:
+    line = refused(
+        "validate", "tiny.toml", "--device", "cuda", cwd=suite.parent, CUDA_VISIBLE_DEVICES=""
+    )
+    assert "allowed here: cpu, auto" in line
+
+
+def test_a_data_root_that_is_none_is_refused(suite: Path) -> None:
+    for command in (("list",), ("data", "list"), ("validate", "tiny.toml")):
+        line = refused(*command, cwd=suite.parent, LEAKBENCH_DATA="no/such/folder")
+        assert "LEAKBENCH_DATA" in line and "no/such/folder" in line
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04garbage", b"\x80\x04pickle"], ids=repr)
+def test_a_damaged_data_file_is_named(suite: Path, content: bytes) -> None:
+    (suite.parent / "lfw.npz").write_bytes(content)
+    line = refused(
+        "validate", "tiny.toml", "--set", 'datasets=["lfw"]', "--set", "training.batch_size.lfw=4",
+        cwd=suite.parent, LEAKBENCH_DATA=str(suite.parent),
+    )  # fmt: skip
+    assert "lfw.npz" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    for args in (["list"], ["list", "models"], ["--help"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "leakbench.cli", *args],
+                stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+            )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr == "leakbench: [Errno 28] No space left on device\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "leakbench.cli", "list", "models"],
+        stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
+
+
+# ------------------------------------------------------------------------------ runs and reports
+
+
+def test_a_run_prints_its_table_and_says_what_it_did(made: Made) -> None:
+    assert "| none" in made.done.out
+    assert "4 trials planned: 0 were there, 4 run now, 0 skipped, 0 in error" in made.done.errors
+    for name in ("report.md", "report.csv", "report.html", "report.json", "records.jsonl"):
+        assert (made.folder / name).stat().st_size > 0
+    assert made.done.out.strip() == (made.folder / "report.md").read_text().strip()
+
+
+def test_a_second_run_runs_nothing(made: Made) -> None:
+    before = (made.folder / "records.jsonl").read_bytes()
+    done = leakbench("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=made.cwd)
+    assert done.code == 0
+    assert "4 were there, 0 run now" in done.errors
+    assert (made.folder / "records.jsonl").read_bytes() == before
+
+
+CELL_KEYS = {
+    "dataset", "model", "defense", "attack", "knowledge", "leak", "convention", "planned", "ok",
+    "nan", "diverged", "oom", "timeout", "skipped", "error", "asr", "mse", "steps", "evaluations",
+    "printed", "verdict", "flags",
+}  # fmt: skip
+
+
+def check_report(text: str) -> None:
+    """Strict JSON with what other programs rely on."""
+    report = json.loads(text, parse_constant=pytest.fail)
+    assert {"suite", "profile", "cells"} <= set(report)
+    assert (report["suite"], report["profile"]) == ("tiny", "quick")
+    assert len(report["cells"]) == 2
+    for cell in report["cells"]:
+        assert set(cell) >= CELL_KEYS
+        statuses = ("ok", "nan", "diverged", "oom", "timeout", "skipped", "error")
+        assert cell["planned"] == 2 == sum(cell[status] for status in statuses)
+        assert {"reading", "strict"} <= set(cell["asr"])
+        assert isinstance(cell["flags"], list)
+    none, dp = report["cells"]
+    assert (none["defense"], none["convention"]) == ("none", None)
+    assert (dp["defense"], dp["convention"]) == ("dp", "mean")
+    assert none["printed"] == {"asr": "1", "mse": "1.5e-05", "attack_iterations": "11.5"}
+    assert none["verdict"]["asr"]["reading"] in ("reproduced", "not reproduced", "inconclusive")
+    assert dp["printed"] == {} and dp["verdict"] == {}
+
+
+def test_report_json_is_strict_and_has_the_promised_keys(made: Made) -> None:
+    done = leakbench("report", "tiny-quick", "--format", "json", cwd=made.cwd)
+    assert done.code == 0 and done.errors == ""
+    check_report(done.out)
+    check_report((made.folder / "report.json").read_text())
+
+
+def test_report_in_every_format_to_output_and_file(made: Made) -> None:
+    for form in ("md", "csv", "html", "json"):
+        done = leakbench("report", made.folder, "--format", form, cwd=made.cwd)
+        assert done.code == 0 and done.out
+        args = ("--format", form, "--out", f"copy.{form}")
+        assert leakbench("report", made.folder, *args, cwd=made.cwd).out == ""
+        assert (made.cwd / f"copy.{form}").read_text() == done.out
+    line = refused("report", made.folder, "--out", "tiny.toml/report.md", cwd=made.cwd)
+    assert "tiny.toml/report.md: cannot write: Not a directory" in line
+
+
+def test_gallery_draws_a_picture(made: Made) -> None:
+    done = leakbench("gallery", "tiny-quick", "--out", "picture.png", cwd=made.cwd)
+    assert done.code == 0, done.errors
+    assert (made.cwd / "picture.png").read_bytes().startswith(b"\x89PNG")
+    line = refused("gallery", "tiny-quick", "--out", "tiny.toml/x.png", cwd=made.cwd)
+    assert "cannot write" in line
+
+
+def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
+    import shutil
+
+    for file, content, words in (
+        ("records.jsonl", b"garbage\n", "line 1: not a record"),
+        ("manifests/x.json", b"{", "not a manifest"),
+        ("manifests/x.json", b'{"started": "9999"}', "manifest"),
+    ):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(made.folder, tmp_path / "run")
+        (tmp_path / "run" / file).write_bytes(content)
+        assert words in refused("report", tmp_path / "run", cwd=made.cwd)
+
+
+def test_a_failing_plugin_ends_a_run_with_code_1(made: Made, tmp_path: Path) -> None:
+    """The records say why, the other row is unharmed, and a second run tries the failed again."""
+    package = tmp_path / "site" / "failing.py"
+    package.parent.mkdir()
+    package.write_text(
+        "from dataclasses import dataclass\n"
+        "from leakbench.contracts import Defense\n"
+        "@dataclass(frozen=True, slots=True, kw_only=True)\n"
+        "class Failing(Defense):\n"
+        '    """Fails."""\n'
+        '    name = "failing"\n'
+        "    def on_examples(self, gradients, state, context):\n"
+        '        raise RuntimeError("it broke")\n'
+    )
+    info = package.parent / "failing-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[leakbench.defenses]\nfailing = failing\n")
+    args = (
+        "run", "tiny.toml", "--device", "cpu", "--workers", "1", "--out", tmp_path / "run",
+        "--set", 'defenses.1={id="failing", name="failing", label="fails"}',
+    )  # fmt: skip
+    done = leakbench(*args, cwd=made.cwd, PYTHONPATH=str(package.parent))
+    assert done.code == 1, done.errors
+    assert "0 were there, 4 run now, 0 skipped, 2 in error" in done.errors
+    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert sorted(record["status"] == "error" for record in records) == [False, False, True, True]
+    assert {r["reason"] for r in records if r["status"] == "error"} == {"RuntimeError: it broke"}
+    done = leakbench(*args, cwd=made.cwd, PYTHONPATH=str(package.parent))
+    assert done.code == 1
+    assert "2 were there, 2 run now, 0 skipped, 2 in error" in done.errors
+
+
+def test_printed_numbers_of_the_shipped_suite_reach_the_report(tmp_path: Path) -> None:
+    """One tiny cell of the real suite, from the name to the verdict."""
+    pytest.importorskip("leakbench.report.tables")
+    settings = (
+        'datasets=["mnist"]', "profiles.quick.networks=1", "profiles.quick.victims=2",
+        "profiles.quick.parameters.steps=2", "profiles.quick.snapshots=[1, 2]",
+    )  # fmt: skip
+    flags = [word for setting in settings for word in ("--set", setting)]
+    done = leakbench(
+        "run", "tifs_table3", "--defense", "none", "--device", "cpu", "--workers", "1", *flags,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    text = (tmp_path / "results" / "runs" / "tifs_table3-quick" / "report.json").read_text()
+    report = json.loads(text, parse_constant=pytest.fail)
+    assert [cell["knowledge"] for cell in report["cells"]] == ["naive", "adaptive"]
+    assert report["cells"][0]["printed"]["mse"] == "1.50e-05"
+    assert re.search(r"1\.50e-05", done.out)
