@@ -175,10 +175,10 @@ def run(
     settings: SetOption = None,
 ) -> None:
     """Run a suite, or what is left of it, and print its table."""
+    plan = _plan(suite, profile, attack, defense, settings)  # first: torch takes its time to load
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
-    plan = _plan(suite, profile, attack, defense, settings)
     folder = out if out is not None else RUNS / f"{plan.suite.name}-{profile}"
     where = _device(device)
     count = workers or (1 if where == "cuda" else os.cpu_count() or 1)
@@ -212,10 +212,10 @@ def validate(
     settings: SetOption = None,
 ) -> None:
     """Say what would run, what is missing and roughly how long it takes; run nothing."""
+    plan = _plan(suite, profile, attack, defense, settings)
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
-    plan = _plan(suite, profile, attack, defense, settings)
     where = _device(device)
     planned = runner.plan_cells(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
@@ -261,10 +261,10 @@ def gallery(
     out: Annotated[Path | None, typer.Option(help="PNG to write [RUN/gallery.png].")] = None,
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
-    from leakbench.report import gallery as drawing
-
     store = _existing(run)
     plan, planned = _resolved(store)
+    from leakbench.report import gallery as drawing
+
     path = out if out is not None else store.folder / "gallery.png"
     try:
         warnings = drawing.draw(store, plan, planned, path)
@@ -376,9 +376,6 @@ def _existing(run: Path) -> Run:
 
 def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     """The suite of a run as code and data are now."""
-    from leakbench import runner
-    from leakbench.data.catalog import data_root
-
     manifest = store.manifest()
     try:
         asked = [manifest[k] for k in ("suite", "profile", "attack", "defense", "settings")]
@@ -386,14 +383,17 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     except KeyError as error:
         raise LeakbenchError(f"{store.folder}: its newest manifest has no {error}") from None
     plan = _plan(*asked)
+    from leakbench import runner
+    from leakbench.data.catalog import data_root
+
     return plan, runner.plan_cells(plan, data_root(), device)
 
 
 def _content(store: Run) -> dict[str, Any]:
     """The report of a run as data: what `report --format json` prints."""
+    plan, planned = _resolved(store)
     from leakbench.report import cells
 
-    plan, planned = _resolved(store)
     return cells.build(plan, planned, store.records(), store.manifest())
 
 

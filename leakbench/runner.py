@@ -360,9 +360,7 @@ def _attempt(chunk: Chunk) -> ChunkResult:
     )
 
 
-def _manifest(
-    plan: Plan, planned: Sequence[PlannedCell], device: str
-) -> dict[str, Any]:
+def _manifest(plan: Plan, planned: Sequence[PlannedCell], device: str) -> dict[str, Any]:
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
         **plan.asked,

@@ -72,6 +72,23 @@ def bent(dimension: int, condition: float, seed: int) -> Function:
     return lambda point: flat(point) + 0.3 * point.square().square().sum()
 
 
+def rippled(frequency: float, slope: float, quartic: float) -> Function:
+    """Line searches bracket the wrong wave, stall and zoom for long."""
+    return lambda point: (
+        0.1 * (frequency * point).sin() + slope * point + quartic * point**4
+    ).sum()
+
+
+def faint(point: Tensor) -> Tensor:
+    """So flat that y.s never comes near 1e-10."""
+    return 1e-7 * point.square().sum()
+
+
+def two_wells(point: Tensor) -> Tensor:
+    """Curved downwards around 0: y.s is negative at first."""
+    return (point**4 / 4 - point.square() / 2).sum()
+
+
 def starts(n: int, dimension: int, seed: int) -> Tensor:
     """(n, dimension) from N(0, 1), float64."""
     stream = torch.Generator().manual_seed(seed)
@@ -300,6 +317,33 @@ def test_follows_torch_with_other_options(options: LBFGS) -> None:
     assert_follows_torch(functions, starts(4, 6, seed=3), replace(options, steps=3))
 
 
+@pytest.mark.parametrize(
+    ("function", "lr", "max_iter"),
+    [
+        (rippled(8.0, 0.0, 1.0), 0.5, 8),  # a bracket ends because the loss rises again
+        (rippled(20.0, 2.0, 0.01), 20.0, 2),  # a zoom stalls, and stalls again
+    ],
+    ids=["bracket", "zoom"],
+)
+def test_follows_torch_through_long_line_searches(
+    function: Function, lr: float, max_iter: int
+) -> None:
+    options = LBFGS(steps=1, lr=lr, max_iter=max_iter, max_eval=25, line_search=True)
+    assert_follows_torch([function] * 120, 2 * starts(120, 2, seed=5), options)
+
+
+@pytest.mark.parametrize("line_search", [False, True])
+def test_follows_torch_where_pairs_are_rejected(line_search: bool) -> None:
+    """Neighbours then differ in the length of their history."""
+    start = torch.tensor([[0.01, 0.02], [3e-3, 0.01], [1.0, -2.0], [0.03, -0.01]]).double()
+    functions = [two_wells, faint, quadratic(2, 30.0, 8), two_wells]
+    options = LBFGS(
+        steps=3, tolerance_grad=1e-12, tolerance_change=1e-20, max_iter=6, line_search=line_search
+    )
+    walks = assert_follows_torch(functions, start, options)
+    assert len(walks[1].points) > 10 or line_search
+
+
 def test_leaves_the_finite_numbers_where_torch_does() -> None:
     """Steps three times too long: every other eigenvalue's error doubles until it overflows."""
     functions = [
@@ -392,6 +436,27 @@ def test_no_problems() -> None:
     assert solution.points.shape == (0, 3)
     assert solution.status == ()
     assert solution.steps.dtype == solution.evaluations.dtype == torch.int64
+
+
+# ------------------------------------------------------------------- the objective
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 11])
+def test_the_objective_is_called_with_multiples_of_eight(n: int) -> None:
+    """Copies of the first row fill up every call, also while the batch shrinks."""
+    functions = [quadratic(4, 1.0 + 3 * number, number) for number in range(n)]
+    sizes: set[int] = set()
+
+    def objective(points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        own = len(numbers.unique())
+        assert numbers[own:].equal(numbers[:1].expand(len(numbers) - own))
+        assert points[own:].equal(points[:1].expand(len(points) - own, -1))
+        sizes.add(len(points))
+        return row_by_row(functions)(points, numbers)
+
+    solution = LBFGS().minimise(objective, starts(n, 4, seed=7))
+    assert sizes == ({8, 16} if n > 8 else {8})
+    assert solution.status == ("converged",) * n
 
 
 # ------------------------------------------------------------------- the watcher

@@ -213,9 +213,7 @@ def test_from_the_repository_root_no_second_copy_is_loaded(tmp_path: Path) -> No
     assert (ROOT / "attacks").is_dir()
     suite = tmp_path / "tiny.toml"
     suite.write_text(TINY)
-    code, _, errors = leakbench(
-        "run", suite, "--out", tmp_path / "run", "--device", "cpu", "--workers", "1", cwd=ROOT
-    )
+    code, _, errors = leakbench("validate", suite, "--device", "cpu", cwd=ROOT)
     assert code == 0, errors
     assert "cpl" in listed("attacks", ROOT, None)
 
@@ -283,6 +281,7 @@ def test_a_broken_plugin_that_is_asked_for_says_why(tree: Path, tmp_path: Path) 
         assert name in told[0] and words in told[0]
 
 
+@pytest.mark.slow
 def test_check_finds_what_only_an_import_shows(tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("leakbench.testing")
     folder = tree / "leakbench" / "defenses"
