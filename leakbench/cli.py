@@ -275,7 +275,7 @@ def gallery(
     _say(f"gallery: {path}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
-        _write(html, _render(store, Format.html))
+        _write(html, _render(store, _content(store), Format.html))
 
 
 @app.command()

@@ -72,7 +72,9 @@ class Gradients:
 
     def flat_norm(self) -> Tensor:
         """L2 norm over all tensors together, shape (*leading)."""
-        return torch.linalg.vector_norm(torch.stack(list(self.norms().values())), dim=0)
+        norms = torch.stack(list(self.norms().values()))
+        joined: Tensor = torch.linalg.vector_norm(norms, dim=0)
+        return joined
 
     def scale(self, factors: Tensor | Mapping[str, Tensor]) -> Gradients:
         """Multiply by factors of shape (*leading), one for all tensors or one a tensor."""

@@ -22,7 +22,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -236,8 +236,3 @@ def encode(record: Record) -> bytes:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def latest(records: Iterable[Record]) -> dict[Key, Record]:
-    """Last record of every trial."""
-    return {key(record): record for record in records}

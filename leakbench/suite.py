@@ -534,8 +534,8 @@ def _rows(
         rows = [row for row in suite.defenses if row.id == defense]
         if not rows:
             registry.find("defenses", defense, "--defense")
-            row = re.sub("[^a-z0-9_]", "_", defense.lower())  # plugins have more freedom than ids
-            rows = [DefenseTable(id=row, name=defense, label=defense)]
+            own_id = re.sub("[^a-z0-9_]", "_", defense.lower())  # plugins' names may hold more
+            rows = [DefenseTable(id=own_id, name=defense, label=defense)]
     full = []
     for row in rows:
         registry.find("defenses", row.name, f"{file}, key defenses.name")

@@ -417,10 +417,13 @@ def test_files_that_cannot_be_written_end_with_one_sentence(made: Made) -> None:
     assert "cannot write" in line
 
 
-def test_gallery_draws_a_picture(made: Made) -> None:
-    done = leakbench("gallery", "tiny-quick", "--out", "picture.png", cwd=made.cwd)
+def test_gallery_draws_a_picture_and_puts_it_into_the_page(made: Made) -> None:
+    page = made.folder / "report.html"
+    assert "data:image/png" not in page.read_text()
+    done = leakbench("gallery", "tiny-quick", cwd=made.cwd)
     assert done.code == 0, done.errors
-    assert (made.cwd / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (made.folder / "gallery.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" in page.read_text()
 
 
 def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
