@@ -192,19 +192,11 @@ class Writer:
 
     def arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Write arrays under `name` (a file name ending in .npz)."""
-        path = self.run.folder / "reconstructions" / name
-        temporary = path.with_name(f".{name}.part")
-        try:
-            with open(temporary, "wb") as file:
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        self._replace(self.run.folder / "reconstructions" / name, buffer.getbuffer())
 
-    def _replace(self, path: Path, data: bytes) -> None:
+    def _replace(self, path: Path, data: bytes | memoryview) -> None:
         temporary = path.with_name(f".{path.name}.part")
         try:
             with open(temporary, "wb") as file:
