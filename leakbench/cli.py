@@ -71,7 +71,10 @@ AttackOption = Annotated[
     str | None, typer.Option("--attack", help="Run this attack instead of the suite's.")
 ]
 DefenseOption = Annotated[
-    str | None, typer.Option("--defense", help="Run only this row, or this defense's defaults.")
+    str | None,
+    typer.Option(
+        "--defense", help="Run only the row of this id, else this plugin with its defaults."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -163,7 +166,7 @@ def run(
     suite: SuiteArgument,
     profile: ProfileOption = "quick",
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run [results/runs/SUITE-PROFILE].")
+        Path | None, typer.Option(help="Folder of the run; else results/runs/SUITE-PROFILE.")
     ] = None,
     device: DeviceOption = Device.auto,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")] = 0,
@@ -193,6 +196,8 @@ def run(
         if outcome.interrupted:
             _say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
             raise KeyboardInterrupt
+        if outcome.changed:  # a gallery of what was there before would be taken for this one's
+            (folder / "gallery.png").unlink(missing_ok=True)
         print(_write_reports(folder))
     _say(
         f"{outcome.planned} trials planned: {outcome.present} were there, {outcome.ran} run now, "
@@ -258,7 +263,7 @@ def report(
 @app.command()
 def gallery(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="PNG to write [RUN/gallery.png].")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG to write; else RUN/gallery.png.")] = None,
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     store = _existing(run)
@@ -306,6 +311,8 @@ def doctor() -> None:
         for plugin in registry.discover(kind)
         if plugin.status == "broken"
     ]
+    for kind in ("attacks", "defenses"):
+        print(f"{kind:<11} {len(registry.discover(kind))}; contracts: leakbench list --check")
     for kind, plugin in broken:
         print(f"broken {kind[:-1]} '{plugin.name}' ({plugin.origin}): {plugin.reason}")
     raise typer.Exit(1 if broken else 0)
@@ -331,7 +338,7 @@ def data_list(
 @data_app.command("prepare")
 def data_prepare(
     dest: Annotated[Path, typer.Argument(help="Data root to lay out.")],
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets [all].")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all without.")] = None,
     source: Annotated[
         Path | None, typer.Option(help="Folder that already holds the archives: no download.")
     ] = None,

@@ -77,7 +77,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run went: trials planned, already there, run now, skipped, and in error."""
+    """How a run went: trials planned, already there, run now, skipped, and in error.
+
+    changed: whether the folder now holds, or is asked for, something else than before.
+    """
 
     planned: int
     present: int
@@ -86,6 +89,7 @@ class Outcome:
     errors: int
     torn_bytes: int
     interrupted: bool
+    changed: bool
 
 
 def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
@@ -258,6 +262,7 @@ def run(
         ran=done - (len(everything) - len(left)),
         skipped=skipped,
         errors=errors,
+        changed=bool(manifest),
         torn_bytes=writer.torn,
         interrupted=interrupted,
     )

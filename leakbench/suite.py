@@ -257,6 +257,7 @@ def resolve(
     if settings:
         for setting in settings:
             _set(document, setting, file)
+            _yield_to(document, setting)
         # The file may speak of data sets that this run leaves out.
         parsed = _parse(document, file, parsed.datasets)
     if profile not in parsed.profiles:
@@ -294,7 +295,8 @@ def _text(suite: str) -> tuple[bytes, str]:
         except ValueError as error:  # a NUL in the path
             raise LeakbenchError(f"suite file {suite!r}: {error}") from None
     if suite not in names():
-        raise unknown_name("suite", suite, names(), "or give the path of a .toml file")
+        error = unknown_name("suite", suite, names())
+        raise LeakbenchError(f"{error}, or the path of a .toml file")
     return (resources.files("leakbench.suites") / f"{suite}.toml").read_bytes(), f"{suite}.toml"
 
 
@@ -419,6 +421,17 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         if float(printed.asr) > 1:
             text = f"a rate must be 0 to 1, got '{printed.asr}'"
             raise LeakbenchError(f"{file}, key printed.asr: {text}")
+
+
+def _yield_to(document: dict[str, Any], setting: str) -> None:
+    """What the command line sets for the attack, no profile sets otherwise."""
+    path = setting.partition("=")[0].strip().split(".")
+    profiles = document.get("profiles")
+    if path[:2] != ["attack", "parameters"] or len(path) != 3 or not isinstance(profiles, dict):
+        return
+    for profile in profiles.values():
+        if isinstance(profile, dict) and isinstance(profile.get("parameters"), dict):
+            profile["parameters"].pop(path[2], None)
 
 
 def _set(document: dict[str, Any], setting: str, file: str) -> None:

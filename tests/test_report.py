@@ -376,7 +376,8 @@ def test_without_a_success_there_is_nothing_to_compare_with_a_printed_mean(plan:
     cell = only(plan, planned, fill(planned, lambda n, v: NOISE | {"steps": 13}))
     readings = cell["verdict"]["attack_iterations"]
     assert readings["strict"]["value"] is None
-    assert readings["own_stop"]["verdict"] == "reproduced"
+    # 13 steps spent in vain are no 13.4 steps of a success.
+    assert readings["own_stop"]["verdict"] == "inconclusive"
 
 
 def test_a_reading_that_the_start_passes_is_called_out(plan: Plan) -> None:
@@ -616,7 +617,7 @@ def test_gallery_size_follows_its_rows(
     path = tmp_path / "gallery.png"
     gallery.draw(run, plan, [*bare, empty, lfw], path)
     full = gallery.SIDE + gallery.CAPTION + gallery.GAP
-    bottom = gallery.MARGIN * 3 + gallery.HEADER + 2 * gallery.LEGEND_LINE
+    bottom = gallery.MARGIN * 3 + gallery.HEADER + 6 * gallery.LEGEND_LINE
     height = bottom + 4 * full + 2 * gallery.TEXT_ROW
     columns = gallery.columns_of(plan)
     assert [c.detail for c in columns[:5]] == [*gallery.FIXED_COLUMNS, "naive", "adaptive"]
@@ -657,3 +658,24 @@ def test_enlarged_clamps_and_shows_what_is_no_number() -> None:
         (0, 0, 0), (255, 255, 255), (128, 128, 128), (85, 85, 85),
     ]  # fmt: skip
     assert gallery.enlarged(np.zeros((3, 200, 300), dtype=np.float32)).shape == (67, 100, 3)
+
+
+def test_a_changed_suite_says_so_and_is_not_judged_by_print() -> None:
+    clip = "defenses.1.parameters.clip=0.5"
+    changed = resolve("tifs_table3", defense="dp_baseline", settings=[clip])
+    planned = plan_cell(changed, defense="dp_baseline")
+    manifest = MANIFEST | {"defense": "dp_baseline", "settings": [clip]}
+    report = cells.build(changed, [planned], fill(planned, lambda n, v: NOISE), manifest)
+    (cell,) = report["cells"]
+    assert cell["printed"]["asr"] == "0.23"
+    assert cell["verdict"] == {}
+    text = tables.to_markdown(report)
+    assert f"Not the suite as published: --defense dp_baseline --set {clip}." in text
+    assert "line_search=True" in text
+
+
+def test_running_more_victims_is_still_judged_by_print() -> None:
+    larger = resolve("tifs_table3", settings=["profiles.quick.victims=9"])
+    planned = plan_cell(larger, defense="dp_baseline")
+    cell = only(larger, planned, fill(planned, lambda n, v: NOISE))
+    assert cell["verdict"]

@@ -588,3 +588,13 @@ def test_no_setting_raises_anything_but_a_sentence(
         resolve(str(file), settings=[f"{'.'.join(path)}={value}"])
     except LeakbenchError as error:
         assert str(error) and "\n" not in str(error)
+
+
+def test_the_command_line_wins_over_the_profile() -> None:
+    plan = resolve("tifs_table3", settings=["attack.parameters.steps=5"])
+    assert {cell.attack_parameters["steps"] for cell in plan.cells} == {5}
+    assert {cell.attack_parameters["line_search"] for cell in plan.cells} == {False, True}
+    both = ["attack.parameters.steps=5", "profiles.quick.parameters.steps=7"]
+    assert {c.attack_parameters["steps"] for c in resolve("tifs_table3", settings=both).cells} == {
+        7
+    }

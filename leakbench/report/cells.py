@@ -166,6 +166,7 @@ def build(
             for rule in rules
         ],
         "datasets": {name: {"title": look_up(name).title} for name in datasets},
+        "attackers": _attackers(plan),
         "cells": cells,
         "notes": [*_suite_notes(plan, cells), *_computed_notes(cells, rules)],
         "baselines": {name: _baselines(_distinct(trials, name)) for name in datasets},
@@ -253,6 +254,16 @@ def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
     return found
 
 
+def _altered(plan: Plan) -> bool:
+    """Whether the command line changed more than how much is run: then print is only context."""
+    return any(not str(setting).startswith("profiles.") for setting in plan.asked["settings"])
+
+
+def _attackers(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters of every attacker."""
+    return {cell.knowledge: dict(cell.attack_parameters) for cell in plan.cells}
+
+
 def _distinct(trials: Sequence[_Trials], dataset: str) -> list[Record]:
     """One record a (network, victim) of a data set: baselines do not depend on the row."""
     found: dict[tuple[int, int], Record] = {}
@@ -323,7 +334,7 @@ def _cell(
         "printed": {} if printed is None else _as_printed(printed),
         "verdict": (
             _verdict(trials, rules, printed, plan)
-            if printed is not None and cell.knowledge == "naive"
+            if printed is not None and cell.knowledge == "naive" and not _altered(plan)
             else {}
         ),
         "flags": [
@@ -473,8 +484,10 @@ def _iteration_readings(
     spent = _finite([[r.get("steps") for r in network] for network in trials.judged])
     own_stop = _reading(spent, printed, text, "all")
     limit = trials.cell.attack_parameters.get("steps")
-    if isinstance(limit, int) and limit < printed:
-        # A profile that stops earlier than the paper cannot confirm or refute a printed limit.
+    recovered = any(any(_successes(trials, rule)) for rule in rules if rule.judged.kind == "strict")
+    if (isinstance(limit, int) and limit < printed) or not (at_limit or recovered):
+        # A profile that stops earlier than the paper cannot confirm or refute a printed limit, nor
+        # can steps spent in vain confirm the steps that the paper's successes took.
         own_stop["verdict"] = "inconclusive"
     readings = {}
     for rule in rules:

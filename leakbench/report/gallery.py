@@ -466,17 +466,18 @@ def _legend(plan: Plan) -> list[str]:
     labels = {cell.defense_id: cell.defense_label for cell in plan.cells}
     reference = f"{labels.get(gallery.defense, gallery.defense)}, {gallery.knowledge}"
     rule = _frame_rule(plan)
-    frame = "No strict rule in this suite, no frames."
+    frame = ["No strict rule in this suite, no frames."]
     if rule is not None:
-        frame = (
-            f"Blue frame: success under '{rule.label}': clamped MSE < {rule.judged.threshold:g} "
-            f"and < {rule.judged.fraction:g} x the victim's best trivial baseline."
-        )
+        frame = [
+            f"Blue frame: success under '{rule.label}': clamped MSE < {rule.judged.threshold:g}",
+            f"and < {rule.judged.fraction:g} x the victim's best trivial baseline.",
+        ]
     return [
-        f"{frame} Under each picture: raw MSE / SSIM. Pictures are clamped to [0, 1]. "
+        *frame,
+        "Under each picture: raw MSE / SSIM. Pictures are clamped to [0, 1].",
         "'-': not in the suite, or no result.",
-        f"Victims: those at the stated quantile of raw MSE of '{reference}' over all networks; "
-        "the same victim and network in every column.",
+        f"Victims: at the stated quantile of raw MSE of '{reference}' over all networks,",
+        "or of the first row with a result; the same victim and network in every column.",
     ]
 
 

@@ -23,10 +23,19 @@ DASH = "-"
 MARKS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
 """Marks of the three verdicts in tables; the words stand in the verdict column."""
 
-_CONVENTIONS = {None: "", "per_example": "example", "mean": "mean", "sum": "sum"}
+_CONVENTIONS = {
+    None: "",
+    "per_example": "example",
+    "mean": "mean, after tap",
+    "sum": "sum, after tap",
+}
+ATTACKERS = {
+    "naive": " (ignores the defense)",
+    "adaptive": " (runs the defense without noise on his dummy input)",
+}
 _WARNINGS = {
     "optimiser_failed": "optimiser failed",
-    "fits_noise": "fits noise",
+    "fits_noise": "truth is not the minimum",
     "loss_never_fell": "loss never fell",
     "label_wrong": "label wrong",
     "defense_noop": "defense no-op",
@@ -196,7 +205,22 @@ def _lead(report: Report) -> tuple[str, ...]:
         f"{models}, leak {taps}; {report['networks']} networks x {report['victims']} victims a "
         f"cell; {report['planned'] - absent} of {report['planned']} planned trials have a result."
     )
-    return tuple(part for part in (report["source"], run, _where(report["manifest"])) if part)
+    attackers = "; ".join(
+        f"{knowledge}{ATTACKERS.get(knowledge, '')}: "
+        + ", ".join(f"{name}={value}" for name, value in parameters.items())
+        for knowledge, parameters in report["attackers"].items()
+    )
+    asked = report["manifest"]
+    overrides = [f"--{k} {asked[k]}" for k in ("attack", "defense") if asked.get(k)]
+    overrides += [f"--set {setting}" for setting in asked.get("settings") or ()]
+    parts = (
+        report["source"],
+        run,
+        f"Attackers: {attackers}.",
+        f"Not the suite as published: {' '.join(overrides)}." if overrides else "",
+        _where(asked),
+    )
+    return tuple(part for part in parts if part)
 
 
 def _where(manifest: Mapping[str, Any]) -> str:
@@ -224,7 +248,8 @@ def _guide(report: Report) -> tuple[str, ...]:
     lines += [
         "MSE, SSIM, steps and evaluations are medians; 'steps to success' is an oracle: "
         "Kaplan-Meier median of the first iterate that would have passed.",
-        "Ceiling: no attack can identify more victims than this under the stated guarantee.",
+        "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
+        "'-' where there is none at this tap.",
     ]
     if any(cell["printed"] for cell in report["cells"]):
         lines.append(
