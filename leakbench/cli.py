@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leakbench.errors import LeakbenchError
+from leakbench.errors import LeakbenchError, WorkerLost
 
 if TYPE_CHECKING:
     from leakbench.records import Run
@@ -182,6 +183,8 @@ def run(
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
+    if out is not None and out == Path():
+        raise LeakbenchError("--out: empty; give a folder of its own for the run")
     folder = out if out is not None else RUNS / f"{plan.suite.name}-{profile}"
     where = _device(device)
     count = workers or (1 if where == "cuda" else os.cpu_count() or 1)
@@ -198,13 +201,16 @@ def run(
             raise KeyboardInterrupt
         if outcome.changed:  # a gallery of what was there before would be taken for this one's
             (folder / "gallery.png").unlink(missing_ok=True)
-        print(_write_reports(folder))
+        text, broken = _write_reports(folder)
+        print(text)
+    for row in broken:
+        _say(f"above its ceiling, so mechanism or accounting is wrong: {row}")
     _say(
         f"{outcome.planned} trials planned: {outcome.present} were there, {outcome.ran} run now, "
         f"{outcome.skipped} skipped, {outcome.errors} in error; "
         f"{folder}/report.md, .html, .json, .csv"
     )
-    raise typer.Exit(1 if outcome.errors else 0)
+    raise typer.Exit(1 if outcome.errors or broken else 0)
 
 
 @app.command()
@@ -414,8 +420,8 @@ def _render(store: Run, content: dict[str, Any], format: Format) -> str:
     return make[format](content)
 
 
-def _write_reports(folder: Path) -> str:
-    """Write the report in all formats; returns the Markdown."""
+def _write_reports(folder: Path) -> tuple[str, list[str]]:
+    """Write the report in all formats; returns the Markdown, and cells above their ceiling."""
     from leakbench.records import Run
 
     store = Run.existing(folder)
@@ -423,7 +429,12 @@ def _write_reports(folder: Path) -> str:
     texts = {format: _render(store, content, format) for format in Format}
     for format, text in texts.items():
         _write(folder / f"report.{format.value}", text)
-    return texts[Format.md]
+    broken = [
+        f"{cell['dataset']}, {cell['label']}, {cell['attack']} {cell['knowledge']}"
+        for cell in content["cells"]
+        if any(flag["name"] == "above_ceiling" for flag in cell["flags"])
+    ]
+    return texts[Format.md], broken
 
 
 def _write(path: Path, text: str) -> None:
@@ -495,6 +506,8 @@ def main() -> None:
     """Entry point: bad input ends with one sentence and code 2, an interrupt with code 3."""
     # Workers do the parallel work; a second thread a process made a busy machine 20 times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know no check mark
     try:
         try:
             app()
@@ -502,7 +515,7 @@ def main() -> None:
             sys.stdout.flush()
     except LeakbenchError as error:
         _say(f"leakbench: {error}")
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, WorkerLost) else 2)
     except KeyboardInterrupt:
         _say("leakbench: stopped")
         sys.exit(3)

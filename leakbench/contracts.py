@@ -72,9 +72,13 @@ class Gradients:
 
     def flat_norm(self) -> Tensor:
         """L2 norm over all tensors together, shape (*leading)."""
-        norms = torch.stack(list(self.norms().values()))
-        joined: Tensor = torch.linalg.vector_norm(norms, dim=0)
-        return joined
+        # Added up one by one: a reduction over tensors would round by how many rows there are.
+        squares = [norm.square() for norm in self.norms().values()]
+        total = squares[0]
+        for square in squares[1:]:
+            total = total + square
+        nonzero = total != 0  # the root has no finite derivative at 0
+        return torch.where(nonzero, torch.where(nonzero, total, 1.0).sqrt(), 0.0)
 
     def scale(self, factors: Tensor | Mapping[str, Tensor]) -> Gradients:
         """Multiply by factors of shape (*leading), one for all tensors or one a tensor."""

@@ -10,6 +10,10 @@ class LeakbenchError(Exception):
     """Bad input; the command line prints the text and exits with code 2."""
 
 
+class WorkerLost(LeakbenchError):
+    """A worker process died; the command line exits with code 1, finished trials are kept."""
+
+
 class DataMissing(LeakbenchError):
     """A data set is not on this machine; the text names the command that gets it."""
 

@@ -62,8 +62,9 @@ def broken(name: str, origin: str, module: str, reason: str, path: Path | None =
 
 
 def one_line(error: BaseException) -> str:
-    """Type and text of an error without line breaks."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Type and text of an error on one line, without control characters or lone surrogates."""
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def locate(module: str) -> Path | None:

@@ -25,7 +25,9 @@ def discover(kind: Kind) -> list[Plugin]:
     """All plugins of a kind by name; of two with one name the built-in stays, the other breaks."""
     first: dict[str, Plugin] = {}
     listed: list[Plugin] = []
-    for plugin in [*_built_in(kind), *_installed(kind)]:
+    # Of two files of a folder the one named after the plugin owns the name.
+    built_in = sorted(_built_in(kind), key=lambda p: p.path is None or p.path.stem != p.name)
+    for plugin in [*built_in, *_installed(kind)]:
         owner = first.setdefault(plugin.name, plugin)
         if owner is not plugin and plugin.status == "ok":
             reason = f"the name '{plugin.name}' is taken by {owner.origin}"
@@ -51,7 +53,7 @@ def load(kind: Kind, name: str) -> type:
     plugin = find(kind, name)
     try:
         return cast(type, getattr(importlib.import_module(plugin.module), plugin.attribute))
-    except Exception as error:  # foreign code may fail in any way; the text names it
+    except (Exception, SystemExit) as error:  # foreign code may fail in any way; the text names it
         text = f"{kind[:-1]} '{name}' ({plugin.origin}): import failed: {one_line(error)}"
         raise LeakbenchError(text) from error
 

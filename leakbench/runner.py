@@ -25,7 +25,8 @@ import torch
 from leakbench import models, registry
 from leakbench.contracts import Guarantee, Weights
 from leakbench.data import load
-from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.data.catalog import look_up
+from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
 from leakbench.identity import source_digest
 from leakbench.metrics import METRICS_VERSION
 from leakbench.names import JUDGED
@@ -98,6 +99,12 @@ def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
 
 
 def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedCell:
+    available = look_up(cell.dataset).sample_counts[0]
+    if plan.victims * plan.networks > available:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
+            f"victims are more than the {available} candidates of {cell.dataset}"
+        )
     try:
         dataset = load(cell.dataset, root)
     except DataMissing as error:
@@ -108,12 +115,6 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
             skip=f"no data: {error}",
             ceiling_mu=None,
             guarantee="",
-        )
-    available = len(dataset.candidates)
-    if plan.victims * plan.networks > available:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
-            f"victims are more than the {available} candidates of {cell.dataset}"
         )
     plugins = (registry.find("attacks", cell.attack), registry.find("defenses", cell.defense))
     spec = cell.spec() | {
@@ -281,8 +282,12 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
     for name, arrays in result.arrays.items():
         writer.arrays(name, arrays)
     each = round(seconds / max(len(result.records), 1), 3)
-    host = {"manifest": manifest, "seconds": each}
-    writer.append([record | {"host": host} for record in result.records])
+    lines = []
+    for record in result.records:
+        # Where its arrays lie depends on the chunk, so it stands with what a host decides.
+        host = {"manifest": manifest, "seconds": each, "arrays": record["arrays"]}
+        lines.append({k: v for k, v in record.items() if k != "arrays"} | {"host": host})
+    writer.append(lines)
 
 
 Timed = tuple[Chunk, "ChunkResult | None", float]
@@ -313,7 +318,7 @@ def _results(work: Sequence[Chunk], workers: int) -> Generator[Timed, None, None
     except KeyboardInterrupt:
         yield work[0], None, 0.0
     except BrokenProcessPool:
-        raise LeakbenchError(
+        raise WorkerLost(
             "a worker process was killed, out of memory perhaps; finished trials are kept: "
             "run the same command again, with fewer --workers or a smaller --chunk"
         ) from None

@@ -21,6 +21,11 @@ def generator(seed: int, *axes: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def opaque(*axes: str | int) -> tuple[str]:
+    """A victim's key that does not say who the victim is: attacks hold the streams it names."""
+    return (hashlib.sha256("\x1f".join(map(str, axes)).encode()).hexdigest(),)
+
+
 @dataclass(frozen=True, slots=True)
 class VictimStreams:
     """Streams of n victims, each keyed by its own axes (see `contracts.Streams`)."""

@@ -30,6 +30,7 @@ from leakbench.plugin_files import one_line
 Scalar = bool | int | float | str
 _SCALARS = ("bool", "int", "float", "str")
 Positive = Annotated[int, Field(gt=0)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -155,7 +156,7 @@ class Suite(_Table):
     printed: list[PrintedTable] = []
     notes: list[NoteTable] = []
     gallery: GalleryTable = GalleryTable()
-    profiles: Annotated[dict[str, ProfileTable], Field(min_length=1)]
+    profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
 
 
@@ -253,7 +254,7 @@ def resolve(
     """
     raw, file = _text(suite)
     document = _toml(raw, file)
-    parsed = _parse(document, file)
+    published = parsed = _parse(document, file)
     if settings:
         for setting in settings:
             _set(document, setting, file)
@@ -263,6 +264,7 @@ def resolve(
     if profile not in parsed.profiles:
         raise unknown_name("profile", profile, parsed.profiles, f"{file}, key profiles")
     chosen = parsed.profiles[profile]
+    cells = _cells(parsed, chosen, file, attack, defense)
     return Plan(
         suite=parsed,
         file=file,
@@ -270,8 +272,8 @@ def resolve(
         profile=profile,
         networks=chosen.networks,
         victims=chosen.victims,
-        cells=_cells(parsed, chosen, file, attack, defense),
-        printed={} if attack not in (None, parsed.attack.name) else _printed(parsed),
+        cells=cells,
+        printed=_printed(published, profile, file, cells),
         asked={
             "suite": suite if suite in names() else str(Path(suite).absolute()),
             "profile": profile,
@@ -295,8 +297,8 @@ def _text(suite: str) -> tuple[bytes, str]:
         except ValueError as error:  # a NUL in the path
             raise LeakbenchError(f"suite file {suite!r}: {error}") from None
     if suite not in names():
-        error = unknown_name("suite", suite, names())
-        raise LeakbenchError(f"{error}, or the path of a .toml file")
+        text = f"{unknown_name('suite', suite, names())}, or the path of a .toml file"
+        raise LeakbenchError(text)
     return (resources.files("leakbench.suites") / f"{suite}.toml").read_bytes(), f"{suite}.toml"
 
 
@@ -392,10 +394,12 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         if twice := {name for name in found if found.count(name) > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
     datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
+    # Without a [gallery] of its own a suite shows the first row that has a result.
+    gallery = [suite.gallery] if "gallery" in suite.model_fields_set else []
     places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
         ("training.batch_size", list(suite.training.batch_size), datasets, "data set"),
-        ("gallery.defense", [suite.gallery.defense], ids, "row"),
-        ("gallery.knowledge", [suite.gallery.knowledge], list(suite.knowledge), "knowledge"),
+        ("gallery.defense", [g.defense for g in gallery], ids, "row"),
+        ("gallery.knowledge", [g.knowledge for g in gallery], list(suite.knowledge), "knowledge"),
         ("printed.dataset", [p.dataset for p in suite.printed], datasets, "data set"),
         ("printed.defense", [p.defense for p in suite.printed], ids, "row"),
         *(("defenses.datasets", d.datasets, datasets, "data set") for d in suite.defenses),
@@ -473,8 +477,29 @@ def _place(node: Any, part: str) -> int | None:
 # ------------------------------------------------------------------------------ cells
 
 
-def _printed(suite: Suite) -> dict[tuple[str, str], PrintedTable]:
-    return {(p.dataset, p.defense): p for p in suite.printed}
+def _printed(
+    published: Suite, profile: str, file: str, cells: Sequence[Cell]
+) -> dict[tuple[str, str], PrintedTable]:
+    """Printed numbers of the rows that run as the suite file has them, steps apart."""
+    if profile not in published.profiles:
+        return {}
+    known = _cells(published, published.profiles[profile], file, None, None)
+    as_printed = {_compared(cell) for cell in known}
+    running = {(cell.dataset, cell.defense_id) for cell in cells}
+    altered = {
+        (cell.dataset, cell.defense_id) for cell in cells if _compared(cell) not in as_printed
+    }
+    printed = {(p.dataset, p.defense): p for p in published.printed}
+    return {row: table for row, table in printed.items() if row in running - altered}
+
+
+def _compared(cell: Cell) -> str:
+    """All of a cell that a printed number is about."""
+    spec = cell.spec()
+    for name in ("rules", "snapshots", "seed", "dtype"):
+        del spec[name]
+    spec["attack_parameters"] = {k: v for k, v in cell.attack_parameters.items() if k != "steps"}
+    return canonical([cell.defense_id, spec])
 
 
 def _cells(
@@ -575,7 +600,7 @@ def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[s
         raise LeakbenchError(f"{where}: {_explain(error)}") from None
     except LeakbenchError as error:
         raise LeakbenchError(f"{where}: {error}") from None
-    except Exception as error:  # foreign code may fail in any way; the text names it
+    except (Exception, SystemExit) as error:  # foreign code may fail in any way
         raise LeakbenchError(f"{where}: {one_line(error)}") from error
     values = {name: getattr(plugin, name) for name in fields}
     try:

@@ -61,7 +61,7 @@ def check_plugin(kind: registry.Kind, name: str) -> str:
             check_defense(plugin)
     except LeakbenchError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  foreign code may fail in any way: that is the answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may fail in any way: that is the answer
         return one_line(error)
     return ""
 

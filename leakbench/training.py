@@ -27,6 +27,7 @@ from leakbench.contracts import (
     concatenate,
 )
 from leakbench.gradients import of_batch, per_example
+from leakbench.optim import PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,9 @@ def simulator(
         parts: list[Gradients] = []
         for number in which.unique().tolist():
             chosen = torch.nonzero(which == number).flatten()
+            own = torch.arange(len(chosen), device=chosen.device)
+            # Copies up to a multiple of 8, so that no hook's result depends on how many there are.
+            chosen = torch.cat([chosen, chosen[:1].expand(-len(chosen) % PAD)])
             replay = replays[number]
             context = replace(
                 replay.context,
@@ -179,7 +183,7 @@ def simulator(
                 shown, _ = replay.defense.on_examples(
                     gradients.select(chosen), replay.state, context
                 )
-                parts.append(shown.mean("example"))
+                parts.append(shown.mean("example").select(own))
             else:
                 tapped = run_round(
                     model, seen.weights, [Batch(inputs=inputs[chosen], labels=labels[chosen])],
@@ -187,8 +191,8 @@ def simulator(
                     learning_rate=learning_rate, point=point, stop_at_tap=True,
                 ).tapped  # fmt: skip
                 assert tapped is not None
-                parts.append(tapped)
-            order.append(chosen)
+                parts.append(tapped.select(own))
+            order.append(chosen[: len(own)])
         if len(parts) == 1:
             return parts[0]
         back = torch.cat(order).argsort()

@@ -39,7 +39,7 @@ from leakbench.metrics import SuccessRule, judge
 from leakbench.models import SigmoidNet
 from leakbench.optim import PAD
 from leakbench.records import SCHEMA, Record
-from leakbench.streams import NoiseStreams, VictimStreams, generator
+from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.suite import Cell
 from leakbench.training import Batch, capture, simulator
 
@@ -120,9 +120,10 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     leak, undefended = _leak(chunk, dataset, model, weights, device, dtype)
     attack = build_attack(first)
     streams = VictimStreams(
-        first.seed,
-        tuple((first.dataset, chunk.network, victim) for _, victim in chunk.trials),
+        0,
+        tuple(opaque(first.seed, first.dataset, chunk.network, v) for _, v in chunk.trials),
     )
+    seen = _Seen(leak, dataset)
     start = attack.start(leak, streams)
     baselines = victims.baselines(None if start is None else start[:, 0].cpu())
     rules = [SuccessRule(**rule) for rule in first.rules]
@@ -135,8 +136,14 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     if start is not None:
         zeros = torch.zeros(len(numbers), dtype=torch.int64)
         observer.look(torch.arange(len(numbers)), zeros, start[:, 0].cpu())
-    result = attack.reconstruct(leak, streams, observer.watch)
+
+    def watch(rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
+        observer.watch(rows, steps, inputs, losses)  # the attack gets no handle on the observer
+
+    result = attack.reconstruct(leak, streams, watch)
+    seen.require_untouched(attack.name)
     _check(result, leak, attack.name)
+    result = _with_honest_status(result)
     truth = victims.images.to(device=device, dtype=dtype)[:, None]
     loss_true = _loss(attack, leak, truth, victims.labels.to(device)[:, None])
     records = _records(
@@ -174,7 +181,7 @@ def _leak(
         size = min(cell.batch_size, len(dataset.candidates))
         context = Context(total=cell.iterations, batch_size=size)
         source = NoiseStreams(cell.seed, (cell.dataset, chunk.network))
-        state = defense.init(weights)
+        state = defense.init(_copies(weights))
         for of, into in ((defense, seen), (Defense(), plain_gradients)):
             into.append(
                 _captured(
@@ -188,7 +195,7 @@ def _leak(
         )
         replay_of[rows] = len(replays) - 1
         order.extend(rows)
-        public = (defense.noise_std(weights) if adaptive else None) or {}
+        public = (defense.noise_std(_copies(weights)) if adaptive else None) or {}
         for name, values in noise_std.items():
             values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
@@ -207,6 +214,11 @@ def _leak(
         noise_std=noise_std if adaptive else None,
     )
     return leak, concatenate(plain_gradients).select(back)
+
+
+def _copies(weights: Weights) -> dict[str, Tensor]:
+    """Weights for a plugin to look at: what it does to them reaches nobody else."""
+    return {name: value.clone() for name, value in weights.items()}
 
 
 def _captured(
@@ -235,36 +247,76 @@ def _captured(
     context = replace(context, clients=tuple(batches), noise=source)
     return capture(
         model, weights, [batch], defense, context, POINT, where,
-        state=defense.init(weights), learning_rate=cell.learning_rate, chunk_size=PAD * 32,
+        state=defense.init(_copies(weights)), learning_rate=cell.learning_rate, chunk_size=PAD * 32,
     )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ judging
 
 
+class _Seen:
+    """Copies of what an attack must not change, since others are judged by it."""
+
+    def __init__(self, leak: Leak, dataset: Dataset) -> None:
+        observation = leak.observations[0]
+        self.shared = {
+            "the weights": list(observation.weights.values()),
+            "the observed gradients": list(observation.gradients.tensors.values()),
+            "the data": [dataset.candidates, dataset.public],
+        }
+        self.before = {what: [t.clone() for t in found] for what, found in self.shared.items()}
+
+    def require_untouched(self, name: str) -> None:
+        """Put back what was changed, and blame the attack."""
+        for what, found in self.shared.items():
+            pairs = list(zip(found, self.before[what], strict=True))
+            if not all(_same_bits(now, before) for now, before in pairs):
+                for now, before in pairs:
+                    now.copy_(before)
+                raise LeakbenchError(f"attack '{name}': changes {what} it is given")
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    return bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
 def _check(result: Reconstruction, leak: Leak, name: str) -> None:
-    """The attack's side of the contract, in numbers."""
-    wanted = (leak.n, leak.batch_size, *leak.input_shape)
-    if tuple(result.inputs.shape) != wanted:
+    """The attack's side of the contract, in shapes, types and ranges."""
+    if not isinstance(result, Reconstruction):
         raise LeakbenchError(
-            f"attack '{name}': returned inputs of shape {tuple(result.inputs.shape)}, "
-            f"the contract asks for {wanted} (victims, batch, *input shape)"
+            f"attack '{name}': returned {type(result).__name__}, no Reconstruction"
         )
-    columns = {
-        "loss": result.loss, "start_loss": result.start_loss,
-        "steps": result.steps, "evaluations": result.evaluations,
+    n, images = leak.n, (leak.n, leak.batch_size, *leak.input_shape)
+    shapes = {
+        "inputs": images, "start_inputs": images, "labels": images[:2],
+        "loss": (n,), "start_loss": (n,), "steps": (n,), "evaluations": (n,),
     }  # fmt: skip
-    for field, value in columns.items():
-        if tuple(value.shape) != (leak.n,):
-            raise LeakbenchError(
-                f"attack '{name}': {field} has shape {tuple(value.shape)}, not ({leak.n},)"
-            )
-    if len(result.status) != leak.n:
-        raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {leak.n} victims")
+    for field, wanted in shapes.items():
+        value = getattr(result, field)
+        if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            text = f"returned {field} of shape {found}, the contract asks for {wanted}"
+            raise LeakbenchError(f"attack '{name}': {text}")
+        whole = field in ("labels", "steps", "evaluations")
+        if whole == value.is_floating_point():
+            kind = "whole numbers" if whole else "floating point"
+            raise LeakbenchError(f"attack '{name}': {field} are {value.dtype}, not {kind}")
+        top = leak.classes - 1 if field == "labels" else math.inf
+        if whole and not bool(((value >= 0) & (value <= top)).all()):
+            raise LeakbenchError(f"attack '{name}': {field} must be from 0 to {top}")
+    if len(result.status) != n:
+        raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {n} victims")
     for status in result.status:
         if status not in ("converged", "steps", "nan"):
             text = f"status {status!r}; allowed: converged, steps, nan"
             raise LeakbenchError(f"attack '{name}': {text}")
+
+
+def _with_honest_status(result: Reconstruction) -> Reconstruction:
+    """A reconstruction that is not finite ended in nan, whatever the attack says."""
+    finite = torch.isfinite(result.inputs).flatten(1).all(dim=1).tolist()
+    status = tuple(s if ok else "nan" for s, ok in zip(result.status, finite, strict=True))
+    return replace(result, status=status)
 
 
 def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -401,8 +453,8 @@ def _arrays(
         shape = observer.victims.images[rows].shape
         files[name] = {
             "victims": np.array(victims),
-            "inputs": result.inputs[rows].detach().cpu().float().numpy(),
-            "start": result.start_inputs[rows].detach().cpu().float().numpy(),
+            "inputs": result.inputs[rows].detach().cpu().numpy(),
+            "start": result.start_inputs[rows].detach().cpu().numpy(),
             "snapshot_steps": np.array(observer.snapshot_steps, dtype=np.int64),
             "snapshots": np.array(snapshots, dtype=np.float32).reshape(
                 len(snapshots), shape[0], 1, *shape[1:]

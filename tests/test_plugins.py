@@ -268,17 +268,26 @@ def test_a_broken_plugin_that_is_asked_for_says_why(tree: Path, tmp_path: Path) 
     (folder / "syntax.py").write_text("def broken(:\n")
     (folder / "raises.py").write_text(ATTACK.format(name="raises") + "\n1 / 0\n")
     (folder / "plain.py").write_text('class Plain:\n    name = "plain"\n')
+    (folder / "quits.py").write_text(ATTACK.format(name="quits") + "\nraise SystemExit(0)\n")
     suite = tmp_path / "tiny.toml"
     suite.write_text(TINY)
     for name, words in (
         ("syntax", "SyntaxError"),
         ("raises", "import failed: ZeroDivisionError"),
         ("plain", "class Plain is not a dataclass"),
+        ("quits", "import failed: SystemExit"),
     ):
         code, out, errors = leakbench("validate", suite, "--attack", name, cwd=tmp_path, path=tree)
         told = [line for line in errors.splitlines() if not line.startswith("second copies")]
         assert (code, out, len(told)) == (2, "", 1), errors
         assert name in told[0] and words in told[0]
+
+
+def test_a_file_cannot_take_the_name_of_another_one(tree: Path, tmp_path: Path) -> None:
+    (tree / "leakbench" / "attacks" / "aaa.py").write_text(ATTACK.format(name="cpl"))
+    rows = {row["origin"]: row for row in listed("attacks", tmp_path, tree)["cpl"]}
+    assert rows["leakbench (cpl.py)"]["status"] == "ok"
+    assert rows["leakbench (aaa.py)"]["status"] == "broken"
 
 
 @pytest.mark.slow

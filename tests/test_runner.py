@@ -98,7 +98,7 @@ def run(plan: Plan, folder: Path, **options: Any) -> Outcome:
 def results(folder: Path) -> dict[Key, Record]:
     """Records without what may differ between two machines: host, and how arrays are filed."""
     return {
-        key: {name: value for name, value in record.items() if name not in ("host", "arrays")}
+        key: {name: value for name, value in record.items() if name != "host"}
         for key, record in Run(folder).records().items()
     }
 
@@ -108,8 +108,8 @@ def images(folder: Path) -> dict[Key, Any]:
     store = Run(folder)
     found = {}
     for key, record in store.records().items():
-        arrays = store.arrays(record["arrays"]["file"])
-        row = record["arrays"]["row"]
+        arrays = store.arrays(record["host"]["arrays"]["file"])
+        row = record["host"]["arrays"]["row"]
         assert arrays["victims"][row] == record["victim"]
         trace = arrays["trace"][row]
         found[key] = (

@@ -525,3 +525,30 @@ def test_gradients_without_examples_count_for_nothing() -> None:
     assert done.tapped is not None
     flat = done.tapped.flatten()
     assert bool(flat[0].any()) and not bool(flat[1].any())
+
+
+def test_a_replay_does_not_depend_on_how_many_victims_it_has() -> None:
+    """Hooks see copies up to a multiple of 8: a lone victim is rounded like one among others."""
+    digits = data.load("mnist")
+    model = build("lenet_cpl", digits.input_shape, digits.classes)
+    weights = model.init(generator(3, "weights"), torch.float32)
+    images, labels = digits.candidates[:16], digits.candidate_labels[:16]
+    defense = AdaClip()
+    where = torch.stack([torch.zeros(16, dtype=torch.int64), torch.arange(16)], dim=1)
+    batch = Batch(inputs=images[None], labels=labels[None])
+    context = Context(batch_size=16)
+    point = LeakPoint()
+    seen = capture(
+        model, weights, [batch], defense, context, point, where, state=defense.init(weights)
+    )
+    replay = Replay(defense=defense, state=defense.init(weights), context=context)
+    simulate = simulator(
+        model, (Observation(weights=weights, gradients=seen),), [Replay(defense=Defense()), replay],
+        torch.tensor([0] * 8 + [1] * 8), point,
+    )  # fmt: skip
+    rows = torch.arange(16)
+    together = simulate(images[:, None], labels[:, None], rows).flatten()
+    for victim in range(8, 16):
+        chosen = torch.tensor([*range(7), victim])  # one victim of this defense in the batch
+        alone = simulate(images[chosen, None], labels[chosen, None], chosen).flatten()[-1]
+        assert torch.equal(alone, together[victim])

@@ -104,6 +104,11 @@ class _Trials:
         return [record for network in self.judged for record in network]
 
     @property
+    def crashed(self) -> int:
+        """Trials that came to nothing: oom, timeout, error."""
+        return len(self.all_entering) - len(self.all_judged)
+
+    @property
     def networks(self) -> int:
         """Networks with at least one trial."""
         return sum(1 for network in self.entering if network)
@@ -254,11 +259,6 @@ def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
     return found
 
 
-def _altered(plan: Plan) -> bool:
-    """Whether the command line changed more than how much is run: then print is only context."""
-    return any(not str(setting).startswith("profiles.") for setting in plan.asked["settings"])
-
-
 def _attackers(plan: Plan) -> dict[str, dict[str, Any]]:
     """Hyper-parameters of every attacker."""
     return {cell.knowledge: dict(cell.attack_parameters) for cell in plan.cells}
@@ -290,7 +290,7 @@ def _cell(
     cell, counts = trials.cell, trials.counts
     judged = trials.all_judged
     printed = plan.printed.get((cell.dataset, cell.defense_id))
-    asr = {rule.name: rate_interval(_outcomes(trials, rule)) for rule in rules}
+    asr = {rule.name: _rate(trials, rule) for rule in rules}
     flags = Counter(name for record in trials.all_entering for name in record.get("flags") or ())
     conditions = {
         "non_adaptive_only": bool(
@@ -318,8 +318,8 @@ def _cell(
         "reason": trials.reason,
         "networks": trials.networks,
         "asr": {name: interval.as_dict() for name, interval in asr.items()},
-        "mse": _median(judged, "mse_raw"),
-        "mse_clamped": _median(judged, "mse_clamped"),
+        "mse": _summary_of_all([record.get("mse_raw") for record in judged]),
+        "mse_clamped": _summary_of_all([record.get("mse_clamped") for record in judged]),
         "ssim": _median(judged, "ssim"),
         "steps": _median(judged, "steps"),
         "evaluations": _median(judged, "evaluations"),
@@ -334,7 +334,7 @@ def _cell(
         "printed": {} if printed is None else _as_printed(printed),
         "verdict": (
             _verdict(trials, rules, printed, plan)
-            if printed is not None and cell.knowledge == "naive" and not _altered(plan)
+            if printed is not None and cell.knowledge == "naive" and not trials.crashed
             else {}
         ),
         "flags": [
@@ -344,8 +344,29 @@ def _cell(
     }
 
 
-def _outcomes(trials: _Trials, rule: Rule) -> list[list[bool]]:
-    return [[succeeded(rule.judged, record) for record in network] for network in trials.entering]
+def _outcomes(trials: _Trials, rule: Rule, *, crashed: bool = False) -> list[list[bool]]:
+    """Success of every trial; one that came to nothing counts as `crashed` says."""
+    return [
+        [
+            succeeded(rule.judged, record) if record["status"] in JUDGED else crashed
+            for record in network
+        ]
+        for network in trials.entering
+    ]
+
+
+def _rate(trials: _Trials, rule: Rule) -> Interval:
+    """Rate over planned trials; crashed ones are failures, but might have been anything.
+
+    The interval reaches up to where it would with every crashed trial a success: a defense that
+    makes the attack crash has not been shown to protect. None where no trial was judged.
+    """
+    if not trials.all_judged:
+        return Interval(None, None, None)
+    low = rate_interval(_outcomes(trials, rule))
+    if not trials.crashed:
+        return low
+    return Interval(low.value, low.low, rate_interval(_outcomes(trials, rule, crashed=True)).high)
 
 
 def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
@@ -406,6 +427,13 @@ def _above(interval: Interval, ceiling: float | None) -> bool:
 
 def _median(records: Iterable[Record], name: str) -> float | None:
     return _summary((record.get(name) for record in records), median)
+
+
+def _summary_of_all(values: Sequence[float | None]) -> float | None:
+    """Median with what is not finite as the worst; None where that is the median."""
+    worst = [inf if value is None or not isfinite(value) else float(value) for value in values]
+    middle = median(worst) if worst else nan
+    return middle if isfinite(middle) else None
 
 
 def _summary(

@@ -274,7 +274,7 @@ class _Shelf:
 
     def picture(self, record: Record, field: str) -> Image | None:
         """Field "inputs" or "start" of a trial; None, and a warning, if the file is no good."""
-        place = record.get("arrays")
+        place = (record.get("host") or {}).get("arrays")
         if place is None:
             return None
         name, row = str(place["file"]), int(place["row"])

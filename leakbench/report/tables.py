@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 
+from leakbench.names import JUDGED
 from leakbench.report.cells import COUNTS, Report, flag_names, with_value
 
 DASH = "-"
@@ -196,7 +197,7 @@ def _one_line(text: str) -> str:
 
 def _lead(report: Report) -> tuple[str, ...]:
     cells = report["cells"]
-    absent = sum(cell["missing"] + cell["skipped"] for cell in cells)
+    absent = sum(cell["planned"] - sum(cell[status] for status in JUDGED) for cell in cells)
     attacks = ", ".join(dict.fromkeys(cell["attack"] for cell in cells))
     models = ", ".join(dict.fromkeys(cell["model"] for cell in cells))
     taps = ", ".join(dict.fromkeys(cell["leak"] for cell in cells))
@@ -384,7 +385,8 @@ def _short_verdict(
     if not cell["networks"]:
         return "not measured"
     if not any(words.values()):
-        return "context only"
+        failed = sum(cell[status] for status in ("oom", "timeout", "error"))
+        return f"none: {failed} trials failed" if failed else "context only"
     matching = [name for name, word in words.items() if word == "reproduced"]
     if matching:
         return "reproduced: " + "; ".join(
