@@ -420,15 +420,16 @@ def test_a_printed_rate_above_one_is_refused(plan: Plan) -> None:
 @pytest.fixture(scope="module")
 def mixed(plan: Plan) -> cells.Report:
     """Recovered without defense, noise with it, one crash, a skipped data set."""
+    diverged = NOISE | {"mse_raw": None, "ssim": None}
     bare = plan_cell(plan)
     naive = plan_cell(plan, defense="dp_baseline", mu=0.53)
     adaptive = plan_cell(plan, defense="dp_baseline", knowledge="adaptive", mu=0.53)
     lfw = plan_cell(plan, "lfw", skip=NO_LFW)
     return build(
         plan,
-        (bare, fill(bare, lambda n, v: CRASH if v == 2 else {})),
+        (bare, fill(bare)),
         (naive, fill(naive, lambda n, v: NOISE)),
-        (adaptive, fill(adaptive, lambda n, v: NOISE | {"mse_raw": None, "ssim": None})),
+        (adaptive, fill(adaptive, lambda n, v: CRASH if v == 2 else diverged)),
         (lfw, {}),
     )
 
