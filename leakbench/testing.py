@@ -156,6 +156,8 @@ def _check_reconstruction(result: Reconstruction, leak: Leak) -> None:
         bool(torch.isfinite(result.inputs).all()),
         "inputs are not finite: return the best finite iterate and say status 'nan'",
     )
+    for name, value in (("steps", result.steps), ("evaluations", result.evaluations)):
+        _require(bool((value >= 0).all()), f"{name} must not be negative")
     labels = result.labels
     _require(
         not labels.is_floating_point() and bool(((labels >= 0) & (labels < leak.classes)).all()),
@@ -232,6 +234,9 @@ def check_defense(defense: Defense) -> None:
         f"granularity '{defense.granularity}' is not one of {get_args(Granularity)}",
     )
     model, weights, images, labels = _setting()
+    before = {name: value.clone() for name, value in weights.items()}
+    defense.init(weights)
+    defense.noise_std(weights)
     for hook, axes, tensors in _hook_inputs(model, weights, images, labels):
         _check_hook(defense, hook, Gradients(tensors, axes), weights, len(images))
     for observer in get_args(Observer):
@@ -252,6 +257,10 @@ def check_defense(defense: Defense) -> None:
         "a round of two local steps with this defense does not give back weights",
     )
     _check_replay(defense, model, weights, images, labels)
+    _require(
+        all(torch.equal(value, before[name]) for name, value in weights.items()),
+        "the defense changes the weights it is given",
+    )
 
 
 HookInput = tuple[str, tuple[Any, ...], dict[str, Tensor]]

@@ -50,6 +50,8 @@ class Spoilt(Attack):
             changes = {"labels": good.labels + 10}
         elif self.deed == "status":
             changes = {"status": ("fine",) * leak.n}
+        elif self.deed == "negative":
+            changes = {"steps": good.steps - 1}
         elif self.deed == "nan":
             changes = {"inputs": good.inputs * torch.nan}
         elif self.deed == "uncounted":
@@ -71,6 +73,7 @@ ATTACK_DEEDS = {
     "shape": "inputs has shape",
     "labels": "class indices",
     "status": "status",
+    "negative": "steps must not be negative",
     "nan": "not finite",
     "uncounted": "only 0 counted",
     "neighbours": "neighbours",
@@ -95,6 +98,11 @@ class SpoiltDefense(Defense):
 
     name: ClassVar[str] = "spoilt"
     deed: str = ""
+
+    def init(self, weights: Weights) -> State:
+        if self.deed == "weights":
+            for value in weights.values():
+                value.add_(1e-3)
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
@@ -128,6 +136,7 @@ DEFENSE_DEEDS = {
     "detached": "not differentiable",
     "infinite": "not finite",
     "guarantee": "without a reason",
+    "weights": "changes the weights",
 }
 
 
