@@ -395,7 +395,12 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
         device = manifest["device"]
     except KeyError as error:
         raise LeakbenchError(f"{store.folder}: its newest manifest has no {error}") from None
-    plan = _plan(*asked)
+    suite, profile, attack, defense, settings = asked
+    texts = [suite, profile, *(x for x in (attack, defense) if x is not None)]
+    sound = isinstance(settings, list) and all(isinstance(x, str) for x in [*texts, *settings])
+    if not sound or device not in ("cpu", "cuda"):
+        raise LeakbenchError(f"{store.folder}: its newest manifest is damaged; remove the file")
+    plan = _plan(suite, profile, attack, defense, settings)
     from leakbench import runner
     from leakbench.data.catalog import data_root
 

@@ -433,6 +433,12 @@ def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
         ("records.jsonl", b"garbage\n", "line 1: not a record"),
         ("manifests/x.json", b"{", "not a manifest"),
         ("manifests/x.json", b'{"started": "9999"}', "manifest"),
+        (
+            "manifests/x.json",
+            b'{"started": "9999", "suite": 5, "profile": [], "attack": null, "defense": null,'
+            b' "settings": 3, "device": "cpu"}',
+            "manifest is damaged",
+        ),
     ):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         shutil.copytree(made.folder, tmp_path / "run")

@@ -230,9 +230,11 @@ def _where(manifest: Mapping[str, Any]) -> str:
     if manifest.get("started"):
         device = manifest.get("device")
         parts.append(f"Started {manifest['started']}" + (f" on {device}" if device else ""))
-    versions = manifest.get("versions") or {}
+    versions = manifest.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
     parts += [f"{name} {version}" for name, version in versions.items()]
-    commit = (manifest.get("git") or {}).get("commit")
+    git = manifest.get("git")
+    commit = git.get("commit") if isinstance(git, dict) else None
     if commit:
         parts.append(f"commit {str(commit)[:12]}")
     return f"{'; '.join(parts)}." if parts else ""
