@@ -105,7 +105,7 @@ class Gradients:
         kept = present.any(dim=position) if axes else None
         return Gradients({k: averaged(v) for k, v in self.tensors.items()}, axes, kept)
 
-    def select(self, rows: Tensor) -> Gradients:
+    def select(self, rows: Tensor | slice) -> Gradients:
         """Rows of the first leading axis."""
         mask = None if self.mask is None else self.mask[rows]
         return Gradients({k: v[rows] for k, v in self.tensors.items()}, self.axes, mask)

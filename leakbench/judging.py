@@ -35,7 +35,10 @@ class Victims:
         """
         public = self.dataset.public.to(self.images)
         means = torch.stack(
-            [public[self.dataset.public_labels == c].mean(dim=0) for c in range(self.classes)]
+            [
+                public[self.dataset.public_labels == c].mean(dim=0)
+                for c in range(self.dataset.classes)
+            ]
         )
         whole = public.mean(dim=0).expand_as(self.images)
         # One by one: a product of matrices rounds by how many victims are in the chunk.
@@ -48,11 +51,6 @@ class Victims:
         if start is not None:
             found["start_image"] = metrics.mse(start, self.images, clamp=True)
         return found
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self.dataset.classes
 
 
 TRIVIAL = ("start_image", "mean_image", "class_mean")

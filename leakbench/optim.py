@@ -496,12 +496,14 @@ class _Engine:
         return [pending[row] for row in alive]
 
 
+def with_copies(values: Tensor) -> Tensor:
+    """`values` and copies of its first row, up to a multiple of 8 rows."""
+    extra = -len(values) % PAD
+    return torch.cat([values, values[:1].expand(extra, *values.shape[1:])]) if extra else values
+
+
 def padded(objective: Objective, points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Call `objective` with copies of the first row up to a multiple of 8, and drop them again."""
     k = len(points)
-    extra = -k % PAD
-    if extra:
-        points = torch.cat([points, points[:1].expand(extra, -1)])
-        numbers = torch.cat([numbers, numbers[:1].expand(extra)])
-    loss, gradient = objective(points, numbers)
+    loss, gradient = objective(with_copies(points), with_copies(numbers))
     return loss[:k].detach(), gradient[:k].detach()

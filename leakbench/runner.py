@@ -124,13 +124,12 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         "device": torch.device(device).type,
     }
     identities, victims = [], []
-    guarantee = Guarantee(level="none")
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
         whole = spec | {"network": number, "weights_digest": models.digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
         victims.append(tuple(range(number * plan.victims, (number + 1) * plan.victims)))
-        guarantee = _guarantee(cell, weights)
+    guarantee = _guarantee(cell, weights)  # depends on shapes only, the same for every network
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),

@@ -27,7 +27,7 @@ from leakbench.contracts import (
     concatenate,
 )
 from leakbench.gradients import of_batch, per_example
-from leakbench.optim import PAD
+from leakbench.optim import with_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +168,9 @@ def simulator(
         parts: list[Gradients] = []
         for number in which.unique().tolist():
             chosen = torch.nonzero(which == number).flatten()
-            own = torch.arange(len(chosen), device=chosen.device)
-            # Copies up to a multiple of 8, so that no hook's result depends on how many there are.
-            chosen = torch.cat([chosen, chosen[:1].expand(-len(chosen) % PAD)])
+            own = slice(len(chosen))
+            order.append(chosen)
+            chosen = with_copies(chosen)  # no hook's result depends on how many there are
             replay = replays[number]
             context = replace(
                 replay.context,
@@ -192,7 +192,6 @@ def simulator(
                 ).tapped  # fmt: skip
                 assert tapped is not None
                 parts.append(tapped.select(own))
-            order.append(chosen[: len(own)])
         if len(parts) == 1:
             return parts[0]
         back = torch.cat(order).argsort()

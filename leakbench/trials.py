@@ -37,7 +37,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.judging import Observer, Victims, best_trivial, flags, measure, plain
 from leakbench.metrics import SuccessRule, judge
 from leakbench.models import SigmoidNet
-from leakbench.optim import PAD
+from leakbench.optim import PAD, with_copies
 from leakbench.records import SCHEMA, Record
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.suite import Cell
@@ -164,12 +164,22 @@ def _leak(
     dtype: torch.dtype,
 ) -> tuple[Leak, Gradients]:
     """The leak of all trials in the chunk's order, and their gradients without a defense."""
+    first = chunk.cells[0]  # a chunk's cells differ in their defense only
+    adaptive = first.knowledge == "adaptive"
+    size = min(first.batch_size, len(dataset.candidates))
+    context = Context(total=first.iterations, batch_size=size)
+    source = NoiseStreams(first.seed, (first.dataset, chunk.network))
+
+    def captured(defense: Defense, victims: list[int]) -> Gradients:
+        return _captured(
+            first, dataset, model, weights, defense, context, source, victims, device, dtype
+        )
+
     seen: list[Gradients] = []
-    plain_gradients: list[Gradients] = []
-    replays: list[Replay] = []
     order: list[int] = []
-    replay_of = torch.empty(len(chunk.trials), dtype=torch.int64, device=device)
-    adaptive = chunk.cells[0].knowledge == "adaptive"
+    # A naive attacker's only replay does nothing, for all victims.
+    replays = [] if adaptive else [Replay(defense=Defense(), context=context)]
+    replay_of = torch.zeros(len(chunk.trials), dtype=torch.int64, device=device)
     unknown = torch.full((len(chunk.trials),), math.nan, dtype=dtype, device=device)
     noise_std = {name: unknown.clone() for name in weights}
     for number, cell in enumerate(chunk.cells):
@@ -177,31 +187,17 @@ def _leak(
         if not rows:
             continue
         defense = build_defense(cell)
-        victims = [chunk.trials[row][1] for row in rows]
-        size = min(cell.batch_size, len(dataset.candidates))
-        context = Context(total=cell.iterations, batch_size=size)
-        source = NoiseStreams(cell.seed, (cell.dataset, chunk.network))
-        state = defense.init(_copies(weights))
-        for of, into in ((defense, seen), (Defense(), plain_gradients)):
-            into.append(
-                _captured(
-                    cell, dataset, model, weights, of, context, source, victims, device, dtype
-                )
-            )
-        replays.append(
-            Replay(defense=defense, state=state, context=context)
-            if adaptive
-            else Replay(defense=Defense(), context=context)
-        )
-        replay_of[rows] = len(replays) - 1
+        seen.append(captured(defense, [chunk.trials[row][1] for row in rows]))
         order.extend(rows)
-        public = (defense.noise_std(_copies(weights)) if adaptive else None) or {}
-        for name, values in noise_std.items():
-            values[rows] = public.get(name, math.nan)
+        if adaptive:
+            replay_of[rows] = len(replays)
+            state = defense.init(_copies(weights))
+            replays.append(Replay(defense=defense, state=state, context=context))
+            public = defense.noise_std(_copies(weights)) or {}
+            for name, values in noise_std.items():
+                values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
     observation = Observation(weights=weights, gradients=concatenate(seen).select(back))
-    if not adaptive:  # one replay does nothing for all
-        replays, replay_of = replays[:1], torch.zeros_like(replay_of)
     leak = Leak(
         model=model,
         observations=(observation,),
@@ -213,7 +209,7 @@ def _leak(
         classes=dataset.classes,
         noise_std=noise_std if adaptive else None,
     )
-    return leak, concatenate(plain_gradients).select(back)
+    return leak, captured(Defense(), [victim for _, victim in chunk.trials])
 
 
 def _copies(weights: Weights) -> dict[str, Tensor]:
@@ -321,8 +317,7 @@ def _with_honest_status(result: Reconstruction) -> Reconstruction:
 
 def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
     """The attack's loss of all victims, padded like every batched call."""
-    rows = torch.arange(leak.n, device=leak.device)
-    rows = torch.cat([rows, rows[:1].expand(-leak.n % PAD)])
+    rows = with_copies(torch.arange(leak.n, device=leak.device))
     with torch.no_grad():
         return attack.loss(leak, inputs[rows], labels[rows], rows)[: leak.n]
 
