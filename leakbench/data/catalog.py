@@ -16,17 +16,18 @@ SAMPLES = Path(__file__).parent / "samples"
 class Entry:
     """The static facts of one data set.
 
-    `sample` is a file in `samples/` with images, or None where none may be shipped;
-    `sample_counts` its candidates, further training images and public images; `root_files` are
-    relative to a data root; `full_counts` its training and test images there. `class_names` is
-    empty where the names come with the data.
+    `input_shape` is (channels, height, width) of images, (columns,) of a table. `sample` is a file
+    in `samples/` with examples, or None where none may be shipped; `sample_counts` its candidates,
+    further training examples and public examples; `root_files` are relative to a data root, none
+    where the sample is the whole set; `full_counts` its training and test examples. `class_names`
+    is empty where the names come with the data.
     """
 
     name: str
     title: str
     classes: int
     class_names: tuple[str, ...]
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     sample: str | None
     sample_counts: tuple[int, int, int]
     root_files: tuple[str, ...]
@@ -110,6 +111,30 @@ _ENTRIES = (
         full_counts=(2267, 756),
         licence="none stated; faces of real people, for research only",
     ),
+    Entry(
+        name="breast_cancer",
+        title="Breast Cancer Wisconsin (Diagnostic), tabular",
+        classes=2,
+        class_names=("malignant", "benign"),
+        input_shape=(30,),
+        sample="breast_cancer.npz",
+        sample_counts=(200, 200, 169),
+        root_files=(),
+        full_counts=(400, 169),
+        licence="CC BY 4.0",
+    ),
+    Entry(
+        name="adult",
+        title="Adult census income, tabular",
+        classes=2,
+        class_names=("<=50K", ">50K"),
+        input_shape=(105,),
+        sample=None,
+        sample_counts=(1000, 3000, 1000),
+        root_files=("adult.npz",),
+        full_counts=(32_561, 16_281),
+        licence="CC BY 4.0; answers of real people",
+    ),
 )
 
 CATALOG = {entry.name: entry for entry in _ENTRIES}
@@ -143,6 +168,8 @@ def data_root() -> Path | None:
 
 def how_to_get(entry: Entry) -> str:
     """The command that puts the full data set into a data root, in words."""
+    if not entry.root_files:
+        return "part of leakbench"
     return f"leakbench data prepare DEST {entry.name}, then {ENVIRONMENT_VARIABLE}=DEST"
 
 
@@ -158,8 +185,9 @@ def describe(root: Path | None = None) -> list[dict[str, str]]:
 
 
 def _row(entry: Entry, root: Path | None) -> dict[str, str]:
-    if root is not None and all((root / file).is_file() for file in entry.root_files):
-        status, where = "in data root", str((root / entry.root_files[0]).parent)
+    files = [root / file for file in entry.root_files] if root is not None else []
+    if files and all(file.is_file() for file in files):
+        status, where = "in data root", str(files[0].parent)
     elif entry.sample is not None:
         status, where = "embedded sample", str(SAMPLES / entry.sample)
     else:

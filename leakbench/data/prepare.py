@@ -40,6 +40,27 @@ LFW_CROP = (78, 70, 172, 195)  # left, upper, right, lower of 250 x 250: the fac
 LFW_SIZE = (32, 32)
 LFW_MEMBER = re.compile(r"lfw_funneled/(?P<person>[^/]+)/(?P=person)_\d{4}\.jpg")
 
+# Field of a line of adult.data -> name of its column; the last field is the income.
+ADULT_NUMBERS = {
+    0: "age",
+    2: "fnlwgt",
+    4: "education_num",
+    10: "capital_gain",
+    11: "capital_loss",
+    12: "hours_per_week",
+}
+ADULT_CATEGORIES = {
+    1: "workclass",
+    3: "education",
+    5: "marital_status",
+    6: "occupation",
+    7: "relationship",
+    8: "race",
+    9: "sex",
+    13: "native_country",
+}
+ADULT_FIELDS = len(ADULT_NUMBERS) + len(ADULT_CATEGORIES) + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
@@ -101,6 +122,18 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
             digest="b47c8422c8cded889dc5a13418c4bc2abbda121092b3533a83306f90d900100a",
         ),
     ),
+    "adult": tuple(
+        Archive(
+            file=file,
+            urls=(f"https://archive.ics.uci.edu/ml/machine-learning-databases/adult/{file}",),
+            algorithm="md5",
+            digest=digest,
+        )
+        for file, digest in (
+            ("adult.data", "5d7c39d7b8804f071cdd1f2a7c460872"),
+            ("adult.test", "35238206dfdf7f1fe215bbb874adecdc"),
+        )
+    ),
 }
 
 
@@ -128,6 +161,9 @@ def prepare(
         raise LeakbenchError(f"source: '{source}' is not a folder; it must hold the archives")
     for name in chosen:
         outputs = [dest / file for file in catalog.look_up(name).root_files]
+        if not outputs:
+            report(f"{name}: {catalog.how_to_get(catalog.look_up(name))}")
+            continue
         if all(output.is_file() for output in outputs):
             report(f"{name}: already there")
             continue
@@ -222,6 +258,8 @@ def _build(name: str, archives: list[Path], outputs: list[Path]) -> None:
             _write_npz(outputs[0], _cifar10(archives[0]))
         elif name == "lfw":
             _write_npz(outputs[0], _lfw(archives[0]))
+        elif name == "adult":
+            _write_npz(outputs[0], _adult(archives))
         else:
             for archive, output in zip(archives, outputs, strict=True):
                 if not output.exists():
@@ -333,6 +371,43 @@ def _lfw_face(content: bytes, file: str) -> NDArray[np.uint8]:
     if small.shape != (*LFW_SIZE, 3):
         raise LeakbenchError(f"lfw: '{file}' does not give a {LFW_SIZE} colour picture")
     return small
+
+
+def _adult(archives: list[Path]) -> dict[str, Array]:
+    """x (n, d) float32, y (n,) 1 = income over 50K, is_test (n,) and columns (d,).
+
+    The numbers as they are, then a 0/1 column for each value of each category, in alphabetical
+    order; "?", an unknown value, has none. Rows of the training file, then of the test file.
+    """
+    parts = [_adult_records(archive) for archive in archives]
+    table = np.array([record for part in parts for record in part])
+    blocks = [table[:, list(ADULT_NUMBERS)].astype(np.float32)]
+    columns = list(ADULT_NUMBERS.values())
+    for field, name in ADULT_CATEGORIES.items():
+        values = sorted(set(table[:, field].tolist()) - {"?"})
+        blocks.append((table[:, field, None] == np.array(values)).astype(np.float32))
+        columns += [f"{name}={value}" for value in values]
+    return {
+        "x": np.concatenate(blocks, axis=1),
+        "y": (table[:, -1] == ">50K").astype(np.uint8),
+        "is_test": np.repeat(np.arange(2, dtype=np.uint8), [len(part) for part in parts]),
+        "columns": np.array(columns),
+    }
+
+
+def _adult_records(archive: Path) -> list[list[str]]:
+    """The fields of each line; the test file has a remark on top and a full stop at each end."""
+    lines = archive.read_text(encoding="ascii", errors="replace").splitlines()
+    records = [line.removesuffix(".").split(", ") for line in lines if line and line[0] != "|"]
+    if not records or any(
+        len(record) != ADULT_FIELDS or not all(record[field].isdigit() for field in ADULT_NUMBERS)
+        for record in records
+    ):
+        raise LeakbenchError(
+            f"{archive}: each line must hold {ADULT_FIELDS} fields separated by ', ', "
+            f"numbers for {', '.join(ADULT_NUMBERS.values())}"
+        )
+    return records
 
 
 def _name(tar: tarfile.TarFile) -> str:
