@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
-from leakbench.errors import require_at_least
+from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.inversion import match
-from leakbench.matching import sign_rule_labels
+from leakbench.labels import labels_of
+from leakbench.matching import check_prior, squared_loss, with_prior
 from leakbench.optim import LBFGS
-from leakbench.starts import patterned
+from leakbench.starts import CONSTANT, STARTS, Distribution, patterned
+
+Init = Literal[
+    "patterned", "uniform", "normal", "dark", "light", "red", "green", "blue", "surrogate"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,29 +29,57 @@ class CPL(Attack):
 
     Knowledge used: weights, gradient, input shape; labels where the threat model grants them; the
     defense's replay through `leak.simulate` for an adaptive attacker. Inputs are images in [0, 1],
-    returned raw. Batch of 1 unless labels are known. Known failures: without line search the
-    iteration can diverge (clipped or noisy gradients nearly always); networks with ReLU give
-    piecewise constant gradients.
+    returned raw; the starts "uniform", "normal", "dark", "light" and "surrogate" take any shape.
+    The labels of a batch are counted from the head bias (`leakbench.labels`). Known failures:
+    without line search the iteration can diverge (clipped or noisy gradients nearly always);
+    networks with ReLU give piecewise constant gradients.
 
     Args:
         steps: L-BFGS steps of up to 20 evaluations each (paper: 300).
-        grid: tiles a side; 2 repeats a 14 x 14 tile on MNIST.
+        init: the paper's family of starts: "patterned"; "uniform" and "normal" draw every pixel;
+            "dark", "light", "red", "green", "blue" are one colour; "surrogate" is an image from
+            the public ones the threat model must grant.
+        grid: tiles a side of "patterned"; 2 repeats a 14 x 14 tile on MNIST.
+        distribution: of the tile of "patterned".
         line_search: strong Wolfe instead of a fixed step length (paper: fixed).
+        restarts: runs from new starts; the smallest loss counts (paper: 1).
+        total_variation: weight of this prior in the loss; images only (paper: 0).
+        local_steps: how several local steps behind an update are modelled.
     """
 
     name: ClassVar[str] = "cpl"
     paper: ClassVar[str] = "Wei et al., ESORICS 2020"
+    evaluations_a_step: ClassVar[int] = LBFGS.evaluations_a_step
     steps: int = 300
+    init: Init = "patterned"
     grid: int = 2
+    distribution: Distribution = "uniform"
     line_search: bool = False
+    restarts: int = 1
+    total_variation: float = 0.0
+    local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
-        require_at_least(self.name, 1, steps=self.steps, grid=self.grid)
+        require_at_least(self.name, 1, steps=self.steps, grid=self.grid, restarts=self.restarts)
+        check_prior(self.name, self.total_variation)
+        if self.init != "patterned" and self.init not in STARTS:
+            raise unknown_name("init", self.init, ["patterned", *STARTS], self.name)
+        if self.restarts > 1 and self.init in CONSTANT:
+            raise LeakbenchError(
+                f"{self.name}: restarts must be 1 from the start '{self.init}', which is always "
+                f"the same, got {self.restarts}"
+            )
 
-    def start(self, leak: Leak, streams: Streams) -> Tensor:
-        return patterned(leak, streams, self.grid)
+    def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+        if self.init == "patterned":
+            return patterned(leak, streams, self.grid, restart, self.distribution)
+        return STARTS[self.init](leak, streams, restart)
+
+    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        distance = squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
+        return with_prior(distance, inputs, self.total_variation)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        labels = leak.labels if leak.labels is not None else sign_rule_labels(leak)
+        labels = labels_of(leak, streams)
         optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
-        return match(self, leak, self.start(leak, streams), labels, optimiser, watch)
+        return match(self, leak, streams, labels, optimiser, watch, restarts=self.restarts)

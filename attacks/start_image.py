@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakbench.contracts import Attack, Ended, Leak, Reconstruction, Streams, Watch
 from leakbench.errors import require_at_least
-from leakbench.matching import sign_rule_labels
+from leakbench.labels import labels_of
 from leakbench.starts import patterned
 
 
@@ -18,9 +18,9 @@ from leakbench.starts import patterned
 class StartImage(Attack):
     """Baseline: CPL's patterned start, without a single gradient evaluation.
 
-    Knowledge used: input shape. Returns (n, B, *input shape) in [0, 1], status "converged" after
-    0 steps; the loss is nan because none is computed. An attack that does not beat this has
-    learnt nothing from the gradient.
+    Knowledge used: input shape, and for the label what CPL uses. Returns (n, B, *input shape) in
+    [0, 1], status "converged" after 0 steps; the loss is nan because none is computed. An attack
+    that does not beat this has learnt nothing from the gradient.
     """
 
     name: ClassVar[str] = "start_image"
@@ -29,18 +29,17 @@ class StartImage(Attack):
     def __post_init__(self) -> None:
         require_at_least(self.name, 1, grid=self.grid)
 
-    def start(self, leak: Leak, streams: Streams) -> Tensor:
-        return patterned(leak, streams, self.grid)
+    def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+        return patterned(leak, streams, self.grid, restart)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         start = self.start(leak, streams)
         nothing = torch.full((leak.n,), torch.nan, dtype=leak.dtype, device=leak.device)
         zeros = torch.zeros(leak.n, dtype=torch.int64, device=leak.device)
         untouched: Ended = "converged"
-        labels = leak.labels if leak.labels is not None else sign_rule_labels(leak)
         return Reconstruction(
             inputs=start,
-            labels=labels,
+            labels=labels_of(leak, streams),
             loss=nothing,
             start_inputs=start,
             start_loss=nothing,

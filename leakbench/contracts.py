@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from leakbench.names import Knowledge
+from leakbench.errors import LeakbenchError
+from leakbench.names import Grant, Knowledge
 
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
@@ -38,6 +39,8 @@ Observer = Literal["model", "server", "type0", "type1", "type2"]
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
 Ended = Literal["converged", "steps", "nan"]
+LocalSteps = Literal["average", "unroll"]
+"""How an attacker models L > 1 local steps: one step on all their examples, or step by step."""
 
 
 # ---------------------------------------------------------------------------- gradients
@@ -177,13 +180,12 @@ class ThreatModel:
     """What a cell grants the attacker beyond model, weights and the observed gradient.
 
     knowledge: "naive" ignores the defense, "adaptive" knows its public description.
-    labels: "known" are handed over; otherwise the attack infers or optimises them.
-    candidates: whether a list of candidate inputs that holds the victim is handed over.
+    grants: "labels" of the victims; "candidates", a list of labelled inputs that holds the
+        victims; "public", inputs of the same kind that are nobody's secret.
     """
 
     knowledge: Knowledge = "naive"
-    labels: Literal["known", "unknown"] = "unknown"
-    candidates: bool = False
+    grants: frozenset[Grant] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +200,20 @@ class Simulate(Protocol):
     """The attacker's own run of the training path on dummy inputs, as far as he knows it."""
 
     def __call__(
-        self, inputs: Tensor, labels: Tensor, rows: Tensor, observation: int = 0
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        observation: int = 0,
+        *,
+        local_steps: LocalSteps = "unroll",
     ) -> Gradients:
         """Gradients that victims `rows` would have leaked, differentiable in `inputs`.
 
         inputs (k, B, *input shape), labels (k, B) class indices or (k, B, classes)
-        probabilities, rows (k,) victim numbers -> Gradients with axes ("client",), k of them.
+        probabilities, rows (k,) victim numbers -> Gradients with axes ("client",), k of them, in
+        the units of the observed ones. Behind L local steps, the first B / L inputs are those of
+        the first step, and so on.
         """
         ...
 
@@ -212,19 +222,29 @@ class Simulate(Protocol):
 class Leak:
     """All that an attack is given about n victims; the victims themselves are not in it.
 
+    A victim is what one gradient was made of: one example, or a client's batch. Gradients of types
+    0 and 1 are updates dW in the units of a gradient, -dW / (L * learning rate): with one local
+    step that is the gradient itself.
+
     Attributes:
         model: network and loss are public.
         observations: one, or k looks at the same victims.
         simulate: naive: the plain path. Adaptive: the same path with the defense's hooks run
             without noise ("replay"), in the public state the leak was made in.
         point: where the gradients were read.
-        batch_size: examples behind each observed gradient (B of the inputs to reconstruct).
+        batch_size: examples behind each observed gradient, over all local steps: B of the inputs
+            to reconstruct.
         local_steps, learning_rate: of the update behind type 0 and 1.
         input_shape, input_range, classes: public facts of the data.
         labels: (n, B) where the threat model grants them, else None.
-        candidates: (N, *input shape) where granted, else None.
+        candidates, candidate_labels: (N, *input shape) and (N,) where granted, else None.
+        public: (m, *input shape) inputs of the same kind where granted, else None.
         noise_std: parameter name -> (n,) std of the noise on its coordinates, nan where a defense
             does not publish it; None for a naive attacker.
+
+    Raises:
+        LeakbenchError: a gradient that lacks a parameter of the model, has one too many, or has
+            another shape.
     """
 
     model: Model
@@ -239,7 +259,21 @@ class Leak:
     learning_rate: float | None = None
     labels: Tensor | None = None
     candidates: Tensor | None = None
+    candidate_labels: Tensor | None = None
+    public: Tensor | None = None
     noise_std: Mapping[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        for number, seen in enumerate(self.observations):
+            tensors, weights = seen.gradients.tensors, seen.weights
+            if odd := sorted(tensors.keys() ^ weights.keys()):
+                has = "has no" if odd[0] in weights else "has an unknown"
+                text = f"the gradient {has} parameter '{odd[0]}'; the model has {list(weights)}"
+                raise LeakbenchError(f"leak, observation {number}: {text}")
+            for name, value in tensors.items():
+                if (found := tuple(value.shape[1:])) != (wanted := tuple(weights[name].shape)):
+                    text = f"the gradient of '{name}' is {found} a victim, its weight {wanted}"
+                    raise LeakbenchError(f"leak, observation {number}: {text}")
 
     @property
     def n(self) -> int:
@@ -280,9 +314,12 @@ class Streams(Protocol):
 class Watch(Protocol):
     """The harness looks on: snapshots, loss traces, oracle columns. It returns nothing."""
 
-    def __call__(self, rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
-        """Victims `rows` (k,) have done `steps` (k,) steps and hold `inputs` (k, B, *shape);
-        `losses` (k,) are theirs at the start of the step just done."""
+    def __call__(
+        self, rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+    ) -> None:
+        """Victims `rows` (k,) have done `steps` (k,) steps with `evaluations` (k,) gradient
+        evaluations and hold `inputs` (k, B, *shape); `losses` (k,) are theirs at the start of the
+        step just done. Restarts count on."""
         ...
 
 
@@ -316,12 +353,15 @@ class Attack(ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
+    evaluations_a_step: ClassVar[int] = 1
+    """At most, for estimates of how long a run takes."""
+    local_steps: LocalSteps = "unroll"
 
     @abstractmethod
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         """Reconstruct all victims of `leak` at once."""
 
-    def start(self, leak: Leak, streams: Streams) -> Tensor | None:
+    def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor | None:
         """(n, B, *shape) the attack's first iterate, a baseline of every table; None if none."""
         return None
 
@@ -329,17 +369,12 @@ class Attack(ABC):
         """(k,) the attack's own loss of `inputs` for victims `rows`.
 
         The harness evaluates it at the truth, to tell a failed optimiser from a gradient that no
-        longer points there. Default: squared L2 distance, summed over the observations.
+        longer points there. Default: squared L2 distance, weighted where the attacker knows
+        unequal noise, summed over the observations.
         """
-        from leakbench.matching import squared_distance  # matching builds on this module
+        from leakbench.matching import squared_loss  # matching builds on this module
 
-        losses = [
-            squared_distance(
-                leak.simulate(inputs, labels, rows, number), seen.gradients.select(rows)
-            )
-            for number, seen in enumerate(leak.observations)
-        ]
-        return torch.stack(losses).sum(dim=0)
+        return squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
 
 
 # ---------------------------------------------------------------------------- defenses

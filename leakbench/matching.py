@@ -1,23 +1,137 @@
-"""Distances between gradients, and the label that one gradient gives away."""
+"""Distances between gradients, a prior on pictures, and the label that one gradient gives away."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
-from leakbench.contracts import Gradients, Leak
+from leakbench.contracts import Gradients, Leak, LocalSteps
+from leakbench.errors import LeakbenchError
+
+LEAST_STD = 1e-3
+"""Noise on a tensor counts as at least this share of the victim's noisiest tensor: without noise a
+tensor would get an infinite weight, and the others none."""
 
 
-def squared_distance(simulated: Gradients, observed: Gradients) -> Tensor:
+def squared_distance(
+    simulated: Gradients, observed: Gradients, weights: Mapping[str, Tensor] | None = None
+) -> Tensor:
     """Sum over all coordinates of (simulated - observed)^2 -> (n,); axes ("client",).
 
-    The L2 matching loss of DLG, iDLG and CPL: a sum over tensors, no factor, no mean.
+    The L2 matching loss of DLG, iDLG and CPL: a sum over tensors, no factor, no mean. weights: (n,)
+    for each tensor, to multiply its part by.
     """
     total: Tensor | None = None
     for name, value in simulated.tensors.items():
         part = (value - observed.tensors[name]).square().flatten(1).sum(dim=1)
+        if weights is not None:
+            part = part * weights[name]
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def noise_weights(leak: Leak, rows: Tensor) -> dict[str, Tensor] | None:
+    """(k,) weight of each tensor, 1 / std^2 of its noise; the mean over coordinates is 1.
+
+    All weights of a victim are 1 where a std is not published (nan) or none is positive. None for
+    an attacker who knows of no noise.
+    """
+    if leak.noise_std is None:
+        return None
+    std = {name: value[rows] for name, value in leak.noise_std.items()}
+    largest = torch.stack(list(std.values())).amax(dim=0)  # nan where any is
+    known = torch.isfinite(largest) & (largest > 0)
+    # Shares of the largest std: where all are equal, every weight is exactly 1.
+    inverse = {
+        name: torch.where(known, (value / largest).clamp(min=LEAST_STD), 1.0).square().reciprocal()
+        for name, value in std.items()
+    }
+    sizes = {name: leak.observed.tensors[name][0].numel() for name in inverse}
+    mean = torch.zeros_like(largest)
+    for name, value in inverse.items():
+        mean = mean + value * sizes[name]
+    mean = mean / sum(sizes.values())
+    return {name: value / mean for name, value in inverse.items()}
+
+
+def squared_loss(
+    leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor, *, local_steps: LocalSteps = "unroll"
+) -> Tensor:
+    """(k,) `squared_distance` of the simulated to the observed gradients, over all observations.
+
+    Weighted by `noise_weights`: up to a factor of each victim's own, the negative log-likelihood of
+    Gaussian noise.
+    """
+    weights = noise_weights(leak, rows)
+    total: Tensor | None = None
+    for number, seen in enumerate(leak.observations):
+        simulated = leak.simulate(inputs, labels, rows, number, local_steps=local_steps)
+        part = squared_distance(simulated, seen.gradients.select(rows), weights)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def cosine_loss(
+    leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor, *, local_steps: LocalSteps = "unroll"
+) -> Tensor:
+    """(k,) 1 - cosine of the angle between simulated and observed gradient, over all observations.
+
+    One angle over all parameters jointly. A gradient of length 0 has the loss 1.
+    """
+    total: Tensor | None = None
+    for number, seen in enumerate(leak.observations):
+        simulated = leak.simulate(inputs, labels, rows, number, local_steps=local_steps)
+        observed = seen.gradients.select(rows)
+        product: Tensor | None = None
+        for name, value in simulated.tensors.items():
+            part = (value * observed.tensors[name]).flatten(1).sum(dim=1)
+            product = part if product is None else product + part
+        assert product is not None
+        # One length after the other: the product of two small ones may round to 0.
+        part = 1 - product / _length(simulated) / _length(observed)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _length(gradients: Gradients) -> Tensor:
+    """L2 norm, 1 in place of 0."""
+    norm = gradients.flat_norm()
+    return torch.where(norm == 0, 1.0, norm)
+
+
+def total_variation(inputs: Tensor) -> Tensor:
+    """(k, B, channels, height, width) -> (k,) mean |difference| to the right plus downwards.
+
+    Raises:
+        LeakbenchError: the inputs are not images of 2 x 2 pixels at least.
+    """
+    if inputs.ndim != 5 or min(inputs.shape[-2:]) < 2:
+        shape = tuple(inputs.shape[2:])
+        raise LeakbenchError(
+            f"total variation: takes images (channels, height, width) of at least 2 x 2 pixels, "
+            f"not inputs of shape {shape}; allowed for those: total_variation 0"
+        )
+    right, down = inputs.diff(dim=-1).abs(), inputs.diff(dim=-2).abs()
+    return right.flatten(1).mean(dim=1) + down.flatten(1).mean(dim=1)
+
+
+def with_prior(loss: Tensor, inputs: Tensor, weight: float) -> Tensor:
+    """`loss` plus `weight` times the total variation of `inputs`."""
+    return loss + weight * total_variation(inputs) if weight else loss
+
+
+def check_prior(plugin: str, weight: float) -> None:
+    """Refuse a total variation weight that is negative or not finite."""
+    if not (weight >= 0 and math.isfinite(weight)):
+        raise LeakbenchError(
+            f"{plugin}: total_variation must be finite and at least 0, got {weight}"
+        )
 
 
 def sign_rule_labels(leak: Leak) -> Tensor:
@@ -25,7 +139,12 @@ def sign_rule_labels(leak: Leak) -> Tensor:
 
     Cross-entropy gives the true class the only negative logit gradient, and features after a
     sigmoid or ReLU are not negative, so the row sum of the true class is the only negative one.
-    Clipping keeps the sign; noise may turn it. Valid for batch_size 1.
+    Clipping keeps the sign; noise may turn it, less often the more observations are summed. Valid
+    for batch_size 1.
     """
-    head = leak.observed.tensors[leak.model.head]
-    return head.sum(dim=-1).argmin(dim=-1, keepdim=True)
+    sums: Tensor | None = None
+    for seen in leak.observations:
+        rows = seen.gradients.tensors[leak.model.head].sum(dim=-1)
+        sums = rows if sums is None else sums + rows
+    assert sums is not None
+    return sums.argmin(dim=-1, keepdim=True)

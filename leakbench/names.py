@@ -6,6 +6,9 @@ from typing import Literal
 
 Knowledge = Literal["naive", "adaptive"]
 
+Grant = Literal["labels", "candidates", "public"]
+"""What a threat model may hand to the attacker beside model, weights and gradients."""
+
 Status = Literal["ok", "nan", "diverged", "oom", "timeout", "skipped", "error"]
 """How a trial ended. ok: the attack returned; nan: it left the finite numbers; diverged: its
 returned loss is above its start's; oom, timeout, error: no reconstruction; skipped: no data."""
@@ -19,5 +22,9 @@ MODELS: dict[str, str] = {
     "lenet_cpl": "four sigmoid convolutions of 12 channels, one dense layer (CPL notebooks)",
     "lenet_dlg": "three sigmoid convolutions of 12 channels, one dense layer (DLG, iDLG)",
     "cnn2": "two sigmoid convolutions of 16 and 32 channels, one dense layer (TIFS section VI)",
+    "mlp": "two hidden dense ReLU layers of 64 and 32 units, one dense head; also for tables",
 }
 """Networks by name (`models.build` makes them)."""
+
+IMAGE_MODELS = frozenset({"lenet_cpl", "lenet_dlg", "cnn2"})
+"""Networks that take images only."""

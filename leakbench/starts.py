@@ -1,17 +1,33 @@
-"""First iterates of inversion attacks, keyed by victim and restart, in input space [0, 1]."""
+"""First iterates of inversion attacks, keyed by victim and restart: (n, B, *input shape).
+
+Uniform draws and constants fill the range of the inputs, [0, 1] for pictures; normal ones do not
+look at it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from leakbench.contracts import Leak, Streams
 from leakbench.errors import LeakbenchError
 
+Distribution = Literal["uniform", "normal"]
 
-def patterned(leak: Leak, streams: Streams, grid: int, restart: int = 0) -> Tensor:
-    """One random tile, U[0, 1) for each channel, repeated `grid` x `grid` times (CPL, section 4).
+
+def patterned(
+    leak: Leak,
+    streams: Streams,
+    grid: int,
+    restart: int = 0,
+    distribution: Distribution = "uniform",
+) -> Tensor:
+    """One random tile, drawn for each channel, repeated `grid` x `grid` times (CPL, section 4).
 
     Returns (n, B, channels, height, width). A side that `grid` does not divide is cut off.
     """
@@ -21,13 +37,81 @@ def patterned(leak: Leak, streams: Streams, grid: int, restart: int = 0) -> Tens
             f"got grid {grid} and shape {leak.input_shape}"
         )
     channels, height, width = leak.input_shape
-    tile = (math.ceil(height / grid), math.ceil(width / grid))
-    drawn = streams.uniform("start", (leak.batch_size, channels, *tile), restart)
-    image = drawn.repeat(1, 1, 1, grid, grid)[..., :height, :width]
-    return image.to(dtype=leak.dtype, device=leak.device)
+    tile = (channels, math.ceil(height / grid), math.ceil(width / grid))
+    drawn = _draw(leak, streams, tile, restart, distribution)
+    return drawn.repeat(1, 1, 1, grid, grid)[..., :height, :width]
+
+
+def uniform(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+    """Uniform over the input range in every pixel."""
+    return _draw(leak, streams, leak.input_shape, restart, "uniform")
 
 
 def gaussian(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
-    """N(0, 1) in every pixel (DLG); (n, B, *input shape)."""
-    drawn = streams.normal("start", (leak.batch_size, *leak.input_shape), restart)
+    """N(0, 1) in every pixel (DLG)."""
+    return _draw(leak, streams, leak.input_shape, restart, "normal")
+
+
+def dark(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+    """The lower end of the input range everywhere; the same for every restart."""
+    shape = (leak.n, leak.batch_size, *leak.input_shape)
+    return torch.full(shape, leak.input_range[0], dtype=leak.dtype, device=leak.device)
+
+
+def light(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+    """The upper end of the input range everywhere; the same for every restart."""
+    return torch.full_like(dark(leak, streams), leak.input_range[1])
+
+
+def coloured(leak: Leak, streams: Streams, restart: int = 0, *, channel: int) -> Tensor:
+    """Light in one of three channels, dark in the others; the same for every restart."""
+    if len(leak.input_shape) != 3 or leak.input_shape[0] != 3:
+        raise LeakbenchError(
+            f"coloured start: inputs must be images (3, height, width), got shape "
+            f"{leak.input_shape}"
+        )
+    image = dark(leak, streams)
+    image[:, :, channel] = leak.input_range[1]
+    return image
+
+
+def surrogate(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+    """Public inputs of the same kind, drawn for each place of the batch."""
+    if leak.public is None:
+        raise LeakbenchError("surrogate start: the threat model must grant 'public' inputs")
+    drawn = streams.uniform("surrogate", (leak.batch_size,), restart)
+    chosen = (drawn * len(leak.public)).long().to(leak.public.device)
+    return leak.public[chosen].to(dtype=leak.dtype, device=leak.device)
+
+
+STARTS: dict[str, Callable[[Leak, Streams, int], Tensor]] = {
+    "uniform": uniform,
+    "normal": gaussian,
+    "dark": dark,
+    "light": light,
+    "red": partial(coloured, channel=0),
+    "green": partial(coloured, channel=1),
+    "blue": partial(coloured, channel=2),
+    "surrogate": surrogate,
+}
+"""Starts without parameters of their own."""
+
+CONSTANT = ("dark", "light", "red", "green", "blue")
+"""Those that no restart changes."""
+
+
+def _draw(
+    leak: Leak,
+    streams: Streams,
+    shape: tuple[int, ...],
+    restart: int,
+    distribution: Distribution,
+) -> Tensor:
+    """(n, B, *shape) drawn in float64 and rounded."""
+    shape = (leak.batch_size, *shape)
+    if distribution == "normal":
+        drawn = streams.normal("start", shape, restart)
+    else:
+        low, high = leak.input_range
+        drawn = low + (high - low) * streams.uniform("start", shape, restart)
     return drawn.to(dtype=leak.dtype, device=leak.device)

@@ -29,6 +29,7 @@ from leakbench.contracts import (
     Guarantee,
     Leak,
     LeakPoint,
+    LocalSteps,
     Model,
     Observation,
     Observer,
@@ -77,10 +78,16 @@ class _Counting:
     rows: int = 0
 
     def __call__(
-        self, inputs: Tensor, labels: Tensor, rows: Tensor, observation: int = 0
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        observation: int = 0,
+        *,
+        local_steps: LocalSteps = "unroll",
     ) -> Gradients:
         self.rows += len(rows.unique())
-        return self.inner(inputs, labels, rows, observation)
+        return self.inner(inputs, labels, rows, observation, local_steps=local_steps)
 
 
 @dataclass(slots=True)
@@ -89,7 +96,9 @@ class _Watching:
 
     steps: dict[int, list[int]] = field(default_factory=dict)
 
-    def __call__(self, rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
+    def __call__(
+        self, rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+    ) -> None:
         for row, step in zip(rows.tolist(), steps.tolist(), strict=True):
             self.steps.setdefault(row, []).append(step)
 
@@ -105,7 +114,8 @@ def check_attack(attack: Attack) -> None:
     _check_class(attack, Attack)
     if "steps" in {item.name for item in dataclasses.fields(cast(Any, attack))}:
         attack = cast(Attack, dataclasses.replace(cast(Any, attack), steps=2))
-    leak, counter = _leak(range(3))
+    offer = _accepted(attack)
+    leak, counter = _leak(range(3), offer)
     before = _copies(leak)
     random_state = torch.random.get_rng_state()
     watch = _Watching()
@@ -122,9 +132,9 @@ def check_attack(attack: Attack) -> None:
     )
     for row, steps in watch.steps.items():
         _require(steps == sorted(steps), f"watch got steps {steps} of victim {row} out of order")
-    again = attack.reconstruct(_leak(range(3))[0], _streams(range(3)), _Watching())
+    again = attack.reconstruct(_leak(range(3), offer)[0], _streams(range(3)), _Watching())
     _require(_same(result, again), "two runs on the same leak and streams differ")
-    alone = attack.reconstruct(_leak([1])[0], _streams([1]), _Watching())
+    alone = attack.reconstruct(_leak([1], offer)[0], _streams([1]), _Watching())
     _require(
         torch.equal(alone.inputs[0], result.inputs[1]),
         "a victim's result depends on its neighbours in the batch (pad calls to a multiple of 8)",
@@ -132,6 +142,34 @@ def check_attack(attack: Attack) -> None:
     start = attack.start(leak, _streams(range(3)))
     if start is not None:
         _require(torch.equal(start, result.start_inputs), "start() is not where the attack began")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What leaks, and what the threat model grants."""
+
+    model: str = "cnn2"
+    granted: bool = False
+
+
+OFFERS = (_Offer(), _Offer(granted=True), _Offer(model="mlp"))
+
+
+def _accepted(attack: Attack) -> _Offer:
+    """The first offer that the attack does not refuse: some need grants, some a dense first layer.
+
+    Raises:
+        LeakbenchError: the attack's own, if it refuses all.
+    """
+    refusals = []
+    for offer in OFFERS:
+        try:
+            attack.reconstruct(_leak([0], offer)[0], _streams([0]), _Watching())
+        except LeakbenchError as error:
+            refusals.append(error)
+        else:
+            return offer
+    raise refusals[0]
 
 
 def _check_reconstruction(result: Reconstruction, leak: Leak) -> None:
@@ -165,17 +203,17 @@ def _check_reconstruction(result: Reconstruction, leak: Leak) -> None:
     )
 
 
-def _setting() -> tuple[Model, dict[str, Tensor], Tensor, Tensor]:
-    """cnn2 with U(-0.5, 0.5) weights and the first eight candidate digits."""
+def _setting(name: str = "cnn2") -> tuple[Model, dict[str, Tensor], Tensor, Tensor]:
+    """A network with U(-0.5, 0.5) weights and the first eight candidate digits."""
     digits = load("mnist")
-    model = models.build("cnn2", digits.input_shape, digits.classes)
+    model = models.build(name, digits.input_shape, digits.classes)
     weights = model.init(generator(SEED, "weights"), torch.float32)
     return model, weights, digits.candidates[:8], digits.candidate_labels[:8]
 
 
-def _leak(victims: range | list[int]) -> tuple[Leak, _Counting]:
-    """An undefended type-2 leak of these digits; labels and candidates are not granted."""
-    model, weights, images, labels = _setting()
+def _leak(victims: range | list[int], offer: _Offer) -> tuple[Leak, _Counting]:
+    """An undefended type-2 leak of these digits."""
+    model, weights, images, labels = _setting(offer.model)
     where = torch.tensor([(0, victim) for victim in victims])
     batch = Batch(inputs=images[None], labels=labels[None])
     gradients = capture(
@@ -194,6 +232,14 @@ def _leak(victims: range | list[int]) -> tuple[Leak, _Counting]:
         input_range=(0.0, 1.0),
         classes=10,
     )
+    if offer.granted:
+        leak = dataclasses.replace(
+            leak,
+            labels=labels[list(victims), None],
+            candidates=images,
+            candidate_labels=labels,
+            public=load("mnist").public[:8],
+        )
     return leak, simulate
 
 

@@ -63,7 +63,13 @@ class Spoilt(Attack):
             changes = {"start_inputs": good.start_inputs + 1}
         elif self.deed == "watch":
             for step in (2, 1):
-                watch(torch.tensor([0]), torch.tensor([step]), good.inputs[:1], torch.zeros(1))
+                watch(
+                    torch.tensor([0]),
+                    torch.tensor([step]),
+                    torch.tensor([step]),
+                    good.inputs[:1],
+                    torch.zeros(1),
+                )
         return replace(good, **changes)
 
 
