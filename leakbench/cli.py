@@ -231,22 +231,27 @@ def validate(
     planned = runner.plan_cells(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
         cells = [cell for cell in planned if cell.cell.dataset == dataset]
-        rows = dict.fromkeys(cell.cell.defense_id for cell in cells)
+        rows = dict.fromkeys(cell.cell.row for cell in cells)
         attackers = dict.fromkeys(cell.cell.knowledge for cell in cells)
         state = cells[0].skip and f"skipped, {cells[0].skip}"
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
-    trials = sum(plan.trials for cell in planned if not cell.skip)
-    print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned, plan)}")
+    trials = sum(len(list(cell.trials())) for cell in planned if not cell.skip)
+    print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned)}")
 
 
-def _rough_time(planned: list[PlannedCell], plan: Plan) -> str:
-    """An upper bound from steps, at 20 evaluations a step and about a millisecond each."""
+def _rough_time(planned: list[PlannedCell]) -> str:
+    """An upper bound from steps, at a millisecond for each gradient of each image."""
+    from leakbench import registry
+
     seconds = 0.0
-    for cell in planned:
-        steps = cell.cell.attack_parameters.get("steps")
-        if not cell.skip and isinstance(steps, int):
-            seconds += plan.trials * steps * 20 * 1.2e-3
+    for planned_cell in planned:
+        cell = planned_cell.cell
+        steps, restarts = (cell.attack_parameters.get(name, 1) for name in ("steps", "restarts"))
+        if not planned_cell.skip and isinstance(steps, int) and isinstance(restarts, int):
+            each = registry.load("attacks", cell.attack).evaluations_a_step
+            images = len(list(planned_cell.trials()))
+            seconds += 1e-3 * images * restarts * steps * each * cell.observations
     cores = os.cpu_count() or 1
     return f"at most about {max(1, round(seconds / cores / 60))} minutes on {cores} cores"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakbench import metrics
@@ -20,15 +23,24 @@ STEP_RULES = ("mse", "distance", "strict")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """The truth about n victims: candidate numbers (n,), images (n, *shape), labels (n,)."""
+    """The truth about m images: candidate numbers (m,), images (m, *shape), labels (m,).
+
+    `each` images that follow one another were behind one gradient.
+    """
 
     dataset: Dataset
     numbers: Tensor
     images: Tensor
     labels: Tensor
+    each: int = 1
+
+    def rows(self, gradients: Tensor) -> Tensor:
+        """(k,) gradient numbers -> (k * each,) numbers of the images behind them."""
+        places = torch.arange(self.each, device=gradients.device)
+        return (gradients[:, None] * self.each + places).flatten()
 
     def baselines(self, start: Tensor | None) -> dict[str, Tensor]:
-        """Clamped MSE (n,) of what needs no gradient.
+        """Clamped MSE (m,) of what needs no gradient; start (m, *shape).
 
         start_image: the attack's own start; mean_image: mean of the public images; class_mean:
         mean of the public images of the true class; nearest_public: the closest public image.
@@ -62,16 +74,47 @@ def best_trivial(baselines: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([baselines[name] for name in TRIVIAL if name in baselines]).amin(dim=0)
 
 
+def paired(inputs: Tensor, truth: Tensor) -> Tensor:
+    """(k, B) which reconstruction is whose: the pairing with the least clamped MSE in all.
+
+    inputs, truth: (k, B, *shape). Row i of the result holds, for each true image of batch i, the
+    place of its reconstruction. A batch's gradient does not know the order of its examples. What
+    is not finite is the worst match for everybody.
+    """
+    k, batch = inputs.shape[:2]
+    if batch == 1:
+        return torch.zeros(k, 1, dtype=torch.int64)
+    guesses = inputs.double().clamp(0.0, 1.0).flatten(2)
+    wanted = truth.double().flatten(2)
+    cost = (wanted[:, :, None] - guesses[:, None]).square().mean(dim=3)
+    cost = cost.nan_to_num(nan=2.0, posinf=2.0)  # above any clamped error
+    places = [linear_sum_assignment(one.cpu().numpy())[1] for one in cost]
+    return torch.from_numpy(np.stack(places))
+
+
+def label_overlap(found: Tensor, truth: Tensor) -> Tensor:
+    """(k,) share of the labels of each batch that were found, each counted as often as it occurs.
+
+    found, truth: (k, B) class indices, in any order.
+    """
+    shares = []
+    for guesses, labels in zip(found.tolist(), truth.tolist(), strict=True):
+        right = Counter(guesses) & Counter(labels)
+        shares.append(right.total() / len(labels))
+    return torch.tensor(shares)
+
+
 def measure(images: Tensor, victims: Victims) -> dict[str, Tensor]:
-    """All per-image numbers of a record, each (n,)."""
+    """All per-image numbers of a record, each (m,); SSIM is nan for what is not an image."""
     reference = victims.images
+    no_images = torch.full((len(images),), math.nan, dtype=torch.float64)
     return {
         "mse_raw": metrics.mse(images, reference),
         "mse_clamped": metrics.mse(images, reference, clamp=True),
         "distance_raw": metrics.distance(images, reference),
         "distance_clamped": metrics.distance(images, reference, clamp=True),
         "psnr": metrics.psnr(images, reference),
-        "ssim": metrics.ssim(images, reference),
+        "ssim": metrics.ssim(images, reference) if images.ndim == 4 else no_images,
         "rank": metrics.candidate_ranks(images, victims.dataset.candidates, victims.numbers),
     }
 
@@ -88,24 +131,35 @@ class Observer:
     best_baseline: Tensor
     snapshot_steps: Sequence[int]
     first_step: dict[str, list[int | None]] = field(init=False)
+    first_evaluations: dict[str, list[int | None]] = field(init=False)
     snapshots: dict[int, Tensor] = field(init=False)
     traces: list[list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
-        n = len(self.victims.numbers)
+        m = len(self.victims.numbers)
         self.rules = [rule for rule in self.rules if rule.kind in STEP_RULES]
-        self.first_step = {rule.name: [None] * n for rule in self.rules}
+        self.first_step = {rule.name: [None] * m for rule in self.rules}
+        self.first_evaluations = {rule.name: [None] * m for rule in self.rules}
         empty = torch.full_like(self.victims.images, math.nan)
         self.snapshots = {step: empty.clone() for step in self.snapshot_steps}
-        self.traces = [[] for _ in range(n)]
+        self.traces = [[] for _ in range(m // self.victims.each)]
 
-    def look(self, rows: Tensor, steps: Tensor, images: Tensor) -> None:
-        """Judge iterates `images` (k, *shape) of victims `rows` after `steps`."""
-        truth = self.victims.images[rows]
+    def look(self, rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor) -> Tensor:
+        """Judge iterates `inputs` (k, B, *shape) of the gradients `rows`; all on the CPU.
+
+        Returns them as (k * B, *shape), each in the place of the image it is compared with.
+        """
+        numbers = self.victims.rows(rows)
+        truth = self.victims.images[numbers]
+        places = paired(inputs, truth.unflatten(0, (len(rows), -1)))
+        images = inputs[torch.arange(len(rows))[:, None], places].flatten(0, 1)
         raw, clamped = metrics.mse(images, truth), metrics.mse(images, truth, clamp=True)
         pixels = images[0].numel()
-        columns = zip(rows.tolist(), steps.tolist(), raw.tolist(), clamped.tolist(), strict=True)
-        for row, step, mse_raw, mse_clamped in columns:
+        each = self.victims.each
+        effort = zip(steps.tolist(), evaluations.tolist(), strict=True)
+        spent = [pair for pair in effort for _ in range(each)]
+        columns = zip(numbers.tolist(), spent, raw.tolist(), clamped.tolist(), strict=True)
+        for row, (step, evaluated), mse_raw, mse_clamped in columns:
             for rule in self.rules:
                 found = self.first_step[rule.name]
                 if found[row] is None and metrics.judge(
@@ -118,18 +172,23 @@ class Observer:
                     rank=None,
                 ):
                     found[row] = step
+                    self.first_evaluations[rule.name][row] = evaluated
+        return images
 
-    def watch(self, rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
+    def watch(
+        self, rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+    ) -> None:
         """See `contracts.Watch`."""
-        images = inputs[:, 0].detach()
-        rows, steps = rows.cpu(), steps.cpu()
-        self.look(rows, steps, images.cpu())
-        for row, step, image, loss in zip(
-            rows.tolist(), steps.tolist(), images.cpu(), losses.tolist(), strict=True
+        rows, steps, evaluations = rows.cpu(), steps.cpu(), evaluations.cpu()
+        images = self.look(rows, steps, evaluations, inputs.detach().cpu())
+        by_gradient = images.unflatten(0, (len(rows), -1))
+        for row, step, own, loss in zip(
+            rows.tolist(), steps.tolist(), by_gradient, losses.tolist(), strict=True
         ):
             self.traces[row].append(loss)
             if step in self.snapshots:
-                self.snapshots[step][row] = image
+                first = row * self.victims.each
+                self.snapshots[step][first : first + self.victims.each] = own
 
 
 def flags(
@@ -138,8 +197,7 @@ def flags(
     loss_start: float,
     loss_true: float,
     recovered: bool,
-    label: int,
-    label_guess: int,
+    labels_right: bool,
     label_known: bool,
     no_op: bool,
     gradient_finite: bool,
@@ -148,7 +206,7 @@ def flags(
     """Warnings about one trial, for the report to count."""
     found = ["label_known" if label_known else "label_inferred"]
     conditions: dict[str, Any] = {
-        "label_wrong": label != label_guess,
+        "label_wrong": not labels_right,
         "loss_never_fell": math.isfinite(loss_start) and not loss < loss_start,
         # The attacker's loss at the truth says who is to blame for a bad image.
         "optimiser_failed": not recovered and loss > loss_true * 1.001 + 1e-6,

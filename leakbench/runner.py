@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import os
 import platform
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from leakbench import models, registry
-from leakbench.contracts import Guarantee, Weights
+from leakbench.contracts import Guarantee, Observer, Weights
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
@@ -36,19 +37,22 @@ from leakbench.suite import Cell, Plan, canonical
 from leakbench.trials import Chunk, ChunkResult, build_defense, failed, network, run_chunk
 
 CHUNK = 128
-"""Victims solved together; bounds memory (L-BFGS history), never changes a result."""
+"""Images solved together; bounds memory (L-BFGS history), never changes a result."""
 
 _ASKED = ("suite", "profile", "attack", "defense", "settings", "device", "skipped")
 """Fields of a manifest that a report is made from."""
+
+_OBSERVERS: dict[int, Observer] = {0: "type0", 1: "type1", 2: "type2"}
 
 Report = Callable[["Progress"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCell:
-    """A cell with its resume keys and victims, one entry a network; `skip` says why none can run.
+    """A cell with its resume keys and images, one entry a network; `skip` says why none can run.
 
-    ceiling_mu: Gaussian-DP parameter of one observation at the tap, None without a guarantee.
+    victims: candidates to reconstruct, in whole batches where a gradient is made of several.
+    ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
     """
 
     cell: Cell
@@ -99,6 +103,17 @@ def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
 
 
 def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedCell:
+    each = cell.images_a_gradient
+    images = plan.victims // each * each
+    if not images:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.victims} victims are less than one batch "
+            f"of {each} images ({cell.row}, {cell.dataset})"
+        )
+    victims = tuple(
+        tuple(range(number * plan.victims, number * plan.victims + images))
+        for number in range(plan.networks)
+    )
     available = look_up(cell.dataset).sample_counts[0]
     if plan.victims * plan.networks > available:
         raise LeakbenchError(
@@ -111,7 +126,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         return PlannedCell(
             cell=cell,
             identities=tuple(f"no-data-{j}" for j in range(plan.networks)),
-            victims=tuple(tuple(range(plan.victims)) for _ in range(plan.networks)),
+            victims=victims,
             skip=f"no data: {error}",
             ceiling_mu=None,
             guarantee="",
@@ -123,26 +138,27 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
         "device": torch.device(device).type,
     }
-    identities, victims = [], []
+    identities = []
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
         whole = spec | {"network": number, "weights_digest": models.digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
-        victims.append(tuple(range(number * plan.victims, (number + 1) * plan.victims)))
     guarantee = _guarantee(cell, weights)  # depends on shapes only, the same for every network
+    mu = guarantee.mu
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),
-        victims=tuple(victims),
+        victims=victims,
         skip="",
-        ceiling_mu=guarantee.mu,
+        ceiling_mu=None if mu is None else mu * math.sqrt(cell.observations),
         guarantee=_describe(guarantee),
     )
 
 
 def _guarantee(cell: Cell, weights: Weights) -> Guarantee:
     try:
-        return build_defense(cell).guarantee("type2", weights, cell.batch_size)
+        observer = _OBSERVERS[cell.leak_type]
+        return build_defense(cell).guarantee(observer, weights, cell.batch_size)
     except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
         return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")
 
@@ -168,11 +184,12 @@ def todo(planned: Sequence[PlannedCell], records: Mapping[Key, Record]) -> set[K
 
 
 def chunks(
-    planned: Sequence[PlannedCell], left: set[Key], root: Path | None, device: str, size: int
+    planned: Sequence[PlannedCell], left: set[Key], root: Path | None, device: str, most: int
 ) -> list[Chunk]:
     """Trials left, grouped so that cells that share data, weights and attack share chunks.
 
-    Costly chunks come first, so that workers end together.
+    most: images in a chunk, but for a larger batch. Costly chunks come first, so that workers end
+    together.
     """
     groups: dict[str, list[PlannedCell]] = {}
     for cell in planned:
@@ -183,12 +200,15 @@ def chunks(
     made = []
     for cells in groups.values():
         for number in range(len(cells[0].identities)):
+            each = cells[0].cell.images_a_gradient
             trials = [
-                (of, victim)
+                (of, images[place])
                 for of, cell in enumerate(cells)
-                for victim in cell.victims[number]
-                if (cell.identities[number], victim) in left
+                for images in [cell.victims[number]]
+                for place in range(0, len(images), each)
+                if any((cell.identities[number], i) in left for i in images[place : place + each])
             ]
+            size = max(most // each, 1)
             for begin in range(0, len(trials), size):
                 made.append(
                     Chunk(
@@ -206,7 +226,7 @@ def chunks(
 def _cost(chunk: Chunk) -> tuple[int, int]:
     cell = chunk.cells[0]
     colour = 2 if cell.dataset in ("cifar10", "lfw") else 1
-    return len(chunk.trials) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
+    return len(chunk.images) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
 
 
 def run(
@@ -227,7 +247,7 @@ def run(
     planned = plan_cells(plan, root, device)
     store = Run(folder)
     everything = [key for cell in planned if not cell.skip for key in cell.trials()]
-    skipped = sum(plan.trials for cell in planned if cell.skip)
+    skipped = sum(len(list(cell.trials())) for cell in planned if cell.skip)
     with store.writing() as writer:
         records = store.records()
         left = todo(planned, records)
@@ -246,7 +266,7 @@ def run(
                 for record in result.records:
                     statuses[record["status"]] = statuses.get(record["status"], 0) + 1
                 errors += sum(n for status, n in statuses.items() if status not in JUDGED)
-                done += len(chunk.trials)
+                done += sum((chunk.identities[of], i) in left for of, i in chunk.images)
                 report(
                     Progress(
                         done=done,
@@ -381,7 +401,7 @@ def _manifest(plan: Plan, planned: Sequence[PlannedCell], device: str) -> dict[s
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
         "git": _git(),
         "cells": len(planned),
-        "trials": sum(plan.trials for _ in planned),
+        "trials": sum(len(list(cell.trials())) for cell in planned),
         "skipped": skipped,
     }
 

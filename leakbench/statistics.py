@@ -93,12 +93,15 @@ def rate_interval(
     level: float = 0.95,
     seed: int = 0,
     resamples: int = 2000,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Interval:
     """Success rate over all trials, with an interval that respects the two layers.
 
     The interval is the hull of a percentile bootstrap, which resamples networks and then victims
     within them, and of Wilson's interval on the pooled count. The bootstrap sees the spread
-    between networks; Wilson's keeps it from shrinking to a point when all trials agree.
+    between networks; Wilson's keeps it from shrinking to a point when all trials agree. Outcomes of
+    one group stand or fall together: groups are resampled whole, and Wilson's interval is that of
+    as many trials as there are groups.
 
     Args:
         outcomes: One sequence of successes per network; lengths may differ, empty ones are ignored.
@@ -106,6 +109,8 @@ def rate_interval(
         level: Confidence level in (0, 1).
         seed: Seed of the bootstrap, not negative.
         resamples: Bootstrap repetitions, at least 1.
+        groups: For every outcome the name of its group within its network, such as the batch an
+            image was in; None where all are independent.
 
     Returns:
         Rates in [0, 1]; all None without trials.
@@ -118,6 +123,8 @@ def rate_interval(
         raise ValueError("outcomes must be true or false")
     if not networks:
         return Interval(None, None, None)
+    if groups is not None and any(len(set(names)) < len(names) for names in groups):
+        return _grouped_rate_interval(outcomes, groups, level, seed, resamples)
     sizes = np.array([network.size for network in networks])
     rates = np.array([network.mean() for network in networks])
     generator = np.random.default_rng(seed)
@@ -129,6 +136,33 @@ def rate_interval(
     return _hull(
         successes / trials, *_percentiles(resampled, level), *wilson(successes, trials, level)
     )
+
+
+def _grouped_rate_interval(
+    outcomes: Sequence[Sequence[bool]],
+    groups: Sequence[Sequence[int]],
+    level: float,
+    seed: int,
+    resamples: int,
+) -> Interval:
+    """As `rate_interval`, of the groups' shares of successes."""
+    shares = []
+    for network, names in zip(outcomes, groups, strict=True):
+        members: dict[int, list[bool]] = {}
+        for outcome, name in zip(network, names, strict=True):
+            members.setdefault(name, []).append(outcome)
+        shares.append([sum(group) / len(group) for group in members.values()])
+    count = sum(len(network) for network in shares)
+    total = sum(map(sum, shares))
+    # A share of a group is no whole success: the widest of the two next to it.
+    ends = [
+        *wilson(math.floor(total + _ROUNDING), count, level),
+        *wilson(min(math.ceil(total - _ROUNDING), count), count, level),
+    ]
+    spread = mean_interval(shares, level, seed, resamples)
+    ends += [end for end in (spread.low, spread.high) if end is not None]
+    rate = sum(map(sum, outcomes)) / sum(map(len, outcomes))
+    return _hull(rate, *ends)
 
 
 def mean_interval(

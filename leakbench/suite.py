@@ -1,8 +1,8 @@
 """A suite file (TOML) -> cells: what to run, judge and compare, checked before anything starts.
 
-A suite is one table of one paper: data sets x defenses x knowledge, with the printed numbers beside
-them as strings, exactly as printed. Nothing in a suite is executed. `docs/suites.md` explains the
-keys; every mistake is reported with the file, the key and what is allowed.
+A suite is one table of one paper: data sets x variants x defenses x knowledge, with the printed
+numbers beside them as strings, exactly as printed. Nothing in a suite is executed. `docs/suites.md`
+explains the keys; every mistake is reported with the file, the key and what is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.names import MODELS, Knowledge
+from leakbench.names import IMAGE_MODELS, MODELS, Grant, Knowledge
 from leakbench.plugin_files import one_line
 
 Scalar = bool | int | float | str
@@ -40,35 +40,72 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class PretrainingTable(_Table):
+    """[model.pretraining] Adam on the training images before the attack, without any defense."""
+
+    epochs: Positive
+    batch_size: Positive = 50
+    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+
+
 class ModelTable(_Table):
-    """[model] network and how its weights are drawn."""
+    """[model] network, how its weights are drawn, and whether it is trained before the attack."""
 
     name: str
     weights: Literal["uniform", "default"] = "uniform"
+    pretraining: PretrainingTable | None = None
 
 
 class TrainingTable(_Table):
-    """[training] central training; batch_size a data set; iterations planned (for decays)."""
+    """[training] batch_size a data set; iterations planned (for decays).
 
-    mode: Literal["central"] = "central"
+    central: one client, one local step. federated: a client takes `local_steps` steps, each on
+    `batch_size` examples of its own.
+    """
+
+    mode: Literal["central", "federated"] = "central"
     batch_size: dict[str, Positive]
     iterations: Positive = 1
+    local_steps: Positive = 1
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
 
 
 class LeakTable(_Table):
-    """[leak] where the gradient is read: one example's, inside the first iteration."""
+    """[leak] where the gradient is read, in the first round or iteration.
 
-    type: Literal[2] = 2
-    view: Literal["example"] = "example"
+    type, view: see `contracts.LeakPoint`. observations: looks at the same victims and weights, the
+    noise drawn anew each time.
+    """
+
+    type: Literal[0, 1, 2] = 2
+    view: Literal["example", "batch"] | None = None
     at: Literal["first"] = "first"
+    observations: Positive = 1
 
 
 class AttackTable(_Table):
-    """[attack] and [knowledge.*]: hyper-parameters; those not named keep the plugin's defaults."""
+    """[attack] hyper-parameters (those not named keep the plugin's defaults) and threat model.
+
+    grants: what the attacker is handed beside model, weights and gradients. knowledge: which of
+    the suite's attackers run it; all by default.
+    """
 
     name: str
     parameters: dict[str, Scalar] = {}
+    grants: list[Grant] = []
+    knowledge: Annotated[list[Knowledge], Field(min_length=1)] | None = None
+
+
+class VariantTable(_Table):
+    """[[variants]] a row for every defense, with tables of its own instead of the suite's."""
+
+    id: Identifier
+    label: str
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    model: ModelTable | None = None
+    training: TrainingTable | None = None
+    leak: LeakTable | None = None
+    attack: AttackTable | None = None
 
 
 class KnowledgeTable(_Table):
@@ -80,7 +117,7 @@ class KnowledgeTable(_Table):
 class DefenseTable(_Table):
     """[[defenses]] one row of the table; `datasets` restricts an extra row to some of them."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    id: Identifier
     name: str
     label: str
     parameters: dict[str, Scalar] = {}
@@ -90,7 +127,7 @@ class DefenseTable(_Table):
 class RuleTable(_Table):
     """[[rules]] what counts as a success (see `metrics.SuccessRule`)."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    name: Identifier
     kind: Literal["mse", "distance", "strict", "identified"]
     label: str
     threshold: Annotated[float, Field(gt=0)] | None = None
@@ -101,13 +138,25 @@ class RuleTable(_Table):
 
 
 class PrintedTable(_Table):
-    """[[printed]] one printed cell, strings as printed."""
+    """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root."""
 
     dataset: str
     defense: str
+    variant: str = ""
     asr: str
-    mse: str
+    mse: str | None = None
+    rmse: str | None = None
     attack_iterations: str
+
+    @property
+    def row(self) -> str:
+        """Row of the table it stands in."""
+        return row_name(self.variant, self.defense)
+
+    @property
+    def distance(self) -> tuple[str, str]:
+        """Which distance is printed, "mse" or "rmse", and the number."""
+        return ("mse", self.mse) if self.mse is not None else ("rmse", str(self.rmse))
 
 
 class NoteTable(_Table):
@@ -115,6 +164,7 @@ class NoteTable(_Table):
 
     text: str
     datasets: list[str] | None = None
+    variants: list[str] | None = None
     defenses: list[str] | None = None
 
 
@@ -123,15 +173,25 @@ class GalleryTable(_Table):
 
     quantiles: Annotated[list[Fraction], Field(min_length=1)] = [0.5]
     defense: str = "none"
+    variant: str = ""
     knowledge: Knowledge = "naive"
+
+    @property
+    def row(self) -> str:
+        """Row of the reference cell."""
+        return row_name(self.variant, self.defense)
 
 
 class ProfileTable(_Table):
-    """[profiles.*] how much to run."""
+    """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
+
+    victims: images a network, cut down to whole batches where a victim is a batch.
+    """
 
     networks: Positive
     victims: Positive
     parameters: dict[str, Scalar] = {}
+    variants: dict[Identifier, dict[str, Scalar]] = {}
     snapshots: list[Annotated[int, Field(ge=1)]] = []
 
 
@@ -139,7 +199,7 @@ class Suite(_Table):
     """A whole suite file."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    name: Identifier
     title: str
     paper: str
     source: str
@@ -149,7 +209,8 @@ class Suite(_Table):
     model: ModelTable
     training: TrainingTable
     leak: LeakTable = LeakTable()
-    attack: AttackTable
+    attack: AttackTable | None = None
+    variants: list[VariantTable] = []
     knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)]
     defenses: Annotated[list[DefenseTable], Field(min_length=1)]
     rules: Annotated[list[RuleTable], Field(min_length=1)]
@@ -158,6 +219,11 @@ class Suite(_Table):
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
+
+
+def row_name(variant: str, defense: str) -> str:
+    """Name of the table row of a variant and a defense; a suite without variants has only these."""
+    return f"{variant}/{defense}" if variant else defense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,21 +237,49 @@ class Cell:
     dataset: str
     model: str
     weights: str
+    pretraining: Mapping[str, Any] | None
     batch_size: int
     iterations: int
+    local_steps: int
     learning_rate: float
-    leak: str
+    leak_type: Literal[0, 1, 2]
+    leak_view: Literal["example", "batch"]
+    observations: int
+    variant: str
     defense_id: str
-    defense_label: str
+    label: str
     defense: str
     defense_parameters: Mapping[str, Scalar]
     attack: str
     attack_parameters: Mapping[str, Scalar]
     knowledge: Knowledge
+    grants: tuple[Grant, ...]
     rules: tuple[Mapping[str, Any], ...]
     snapshots: tuple[int, ...]
     seed: int
     dtype: str
+
+    @property
+    def row(self) -> str:
+        """Row of the table it stands in."""
+        return row_name(self.variant, self.defense_id)
+
+    @property
+    def example_view(self) -> bool:
+        """Whether the attacker sees single examples' gradients."""
+        return self.leak_type == 2 and self.leak_view == "example"
+
+    @property
+    def images_a_gradient(self) -> int:
+        """Images behind one observed gradient, which are reconstructed and judged together."""
+        return 1 if self.example_view else self.batch_size * self.local_steps
+
+    @property
+    def leak(self) -> str:
+        """Where it is read, in words."""
+        place = f"type2/{self.leak_view}" if self.leak_type == 2 else f"type{self.leak_type}"
+        looks = f" x{self.observations}" if self.observations > 1 else ""
+        return f"{place}@first{looks}"
 
     @property
     def convention(self) -> str | None:
@@ -194,13 +288,14 @@ class Cell:
         return None if value is None else str(value)
 
     def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; the row's id and label do not change a result."""
+        """JSON-able description for identity; the row's names do not change a result."""
         spec = dataclasses.asdict(self)
-        del spec["defense_id"], spec["defense_label"]
+        for name in ("variant", "defense_id", "label"):
+            del spec[name]
         return spec
 
     def __str__(self) -> str:
-        return f"{self.dataset}/{self.defense_id}/{self.attack}/{self.knowledge}"
+        return f"{self.dataset}/{self.row}/{self.attack}/{self.knowledge}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +311,6 @@ class Plan:
     cells: tuple[Cell, ...]
     printed: Mapping[tuple[str, str], PrintedTable]
     asked: Mapping[str, Any]
-
-    @property
-    def trials(self) -> int:
-        """Trials in every cell."""
-        return self.networks * self.victims
 
 
 def names() -> list[str]:
@@ -245,7 +335,8 @@ def resolve(
 ) -> Plan:
     """Suite by name or path -> all its cells, everything checked.
 
-    attack: run this plugin instead; parameters of the suite that it does not have are dropped.
+    attack: of a suite with variants only those with this id or attack; else run this plugin
+    instead, without those of the suite's parameters that it does not have.
     defense: run only this row, or this plugin with its defaults. settings: `key.path=value`
     overrides of the file, values in TOML.
 
@@ -258,7 +349,7 @@ def resolve(
     if settings:
         for setting in settings:
             _set(document, setting, file)
-            _yield_to(document, setting)
+            _yield_to(document, setting, file)
         # The file may speak of data sets that this run leaves out.
         parsed = _parse(document, file, parsed.datasets)
     if profile not in parsed.profiles:
@@ -387,38 +478,49 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
     once: tuple[tuple[str, list[str]], ...] = (
         ("datasets", suite.datasets),
         ("defenses.id", ids),
+        ("variants.id", [variant.id for variant in suite.variants]),
         ("rules.name", [rule.name for rule in suite.rules]),
-        ("printed", [f"{printed.dataset}/{printed.defense}" for printed in suite.printed]),
+        ("printed", [f"{printed.dataset}/{printed.row}" for printed in suite.printed]),
     )
     for what, found in once:
         if twice := {name for name in found if found.count(name) > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
     datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
+    variants = [variant.id for variant in suite.variants] or [""]
+    trainings = [suite.training, *(v.training for v in suite.variants if v.training)]
     # Without a [gallery] of its own a suite shows the first row that has a result.
     gallery = [suite.gallery] if "gallery" in suite.model_fields_set else []
     places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
-        ("training.batch_size", list(suite.training.batch_size), datasets, "data set"),
+        *(("training.batch_size", list(t.batch_size), datasets, "data set") for t in trainings),
+        ("gallery.variant", [g.variant for g in gallery], variants, "variant"),
         ("gallery.defense", [g.defense for g in gallery], ids, "row"),
         ("gallery.knowledge", [g.knowledge for g in gallery], list(suite.knowledge), "knowledge"),
         ("printed.dataset", [p.dataset for p in suite.printed], datasets, "data set"),
         ("printed.defense", [p.defense for p in suite.printed], ids, "row"),
+        ("printed.variant", [p.variant for p in suite.printed], variants, "variant"),
+        *(
+            ("profiles.variants", list(p.variants), variants, "variant")
+            for p in suite.profiles.values()
+        ),
+        *(("variants.datasets", v.datasets, datasets, "data set") for v in suite.variants),
         *(("defenses.datasets", d.datasets, datasets, "data set") for d in suite.defenses),
         *(("notes.datasets", n.datasets, datasets, "data set") for n in suite.notes),
         *(("notes.defenses", n.defenses, ids, "row") for n in suite.notes),
+        *(("notes.variants", n.variants, variants, "variant") for n in suite.notes),
     ]
     for name in suite.datasets:
         try:
             look_up(name)
         except LeakbenchError as error:
             raise LeakbenchError(f"{file}, key datasets: {error}") from None
-        if name not in suite.training.batch_size:
-            raise LeakbenchError(f"{file}, key training.batch_size: no entry for '{name}'")
     for key, used, allowed, kind in places:
         for name in used or ():
             if name not in allowed:
                 raise unknown_name(kind, name, allowed, f"{file}, key {key}")
     for printed in suite.printed:
-        for key in ("asr", "mse", "attack_iterations"):
+        if (printed.mse is None) == (printed.rmse is None):
+            raise LeakbenchError(f"{file}, key printed: give mse or rmse, not both or none")
+        for key in ("asr", printed.distance[0], "attack_iterations"):
             text = getattr(printed, key)
             if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
                 raise LeakbenchError(f"{file}, key printed.{key}: {text!r} is not a number")
@@ -427,15 +529,18 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
             raise LeakbenchError(f"{file}, key printed.asr: {text}")
 
 
-def _yield_to(document: dict[str, Any], setting: str) -> None:
-    """What the command line sets for the attack, no profile sets otherwise."""
-    path = setting.partition("=")[0].strip().split(".")
+def _yield_to(document: dict[str, Any], setting: str, file: str) -> None:
+    """What the command line sets for an attack, no profile sets otherwise."""
+    path, _, value = setting.partition("=")
+    *table, name = path.strip().split(".")
     profiles = document.get("profiles")
-    if path[:2] != ["attack", "parameters"] or len(path) != 3 or not isinstance(profiles, dict):
+    if table[-2:] != ["attack", "parameters"] or not isinstance(profiles, dict):
         return
-    for profile in profiles.values():
-        if isinstance(profile, dict) and isinstance(profile.get("parameters"), dict):
-            profile["parameters"].pop(path[2], None)
+    place = "parameters"
+    if table[0] == "variants":
+        place = f"variants.{document['variants'][int(table[1])].get('id')}"
+    for profile in list(profiles):
+        _set(document, f"profiles.{profile}.{place}.{name}={value}", file)
 
 
 def _set(document: dict[str, Any], setting: str, file: str) -> None:
@@ -485,11 +590,9 @@ def _printed(
         return {}
     known = _cells(published, published.profiles[profile], file, None, None)
     as_printed = {_compared(cell) for cell in known}
-    running = {(cell.dataset, cell.defense_id) for cell in cells}
-    altered = {
-        (cell.dataset, cell.defense_id) for cell in cells if _compared(cell) not in as_printed
-    }
-    printed = {(p.dataset, p.defense): p for p in published.printed}
+    running = {(cell.dataset, cell.row) for cell in cells}
+    altered = {(cell.dataset, cell.row) for cell in cells if _compared(cell) not in as_printed}
+    printed = {(p.dataset, p.row): p for p in published.printed}
     return {row: table for row, table in printed.items() if row in running - altered}
 
 
@@ -499,59 +602,182 @@ def _compared(cell: Cell) -> str:
     for name in ("rules", "snapshots", "seed", "dtype"):
         del spec[name]
     spec["attack_parameters"] = {k: v for k, v in cell.attack_parameters.items() if k != "steps"}
-    return canonical([cell.defense_id, spec])
+    return canonical([cell.row, spec])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """A variant with all its tables: its own, or the suite's."""
+
+    id: str
+    label: str
+    datasets: Sequence[str]
+    model: ModelTable
+    training: TrainingTable
+    leak: LeakTable
+    attack: AttackTable
+    parameters: Mapping[Knowledge, Mapping[str, Scalar]]
 
 
 def _cells(
     suite: Suite, profile: ProfileTable, file: str, attack: str | None, defense: str | None
 ) -> tuple[Cell, ...]:
-    if suite.model.name not in MODELS:
-        raise unknown_name("model", suite.model.name, MODELS, f"{file}, key model.name")
-    chosen = suite.attack.name if attack is None else attack
-    where = "--attack" if attack is not None else f"{file}, key attack.name"
-    registry.find("attacks", chosen, where)
-    kind = registry.load("attacks", chosen)
+    variants = _variants(suite, profile, file, attack)
     rows = _rows(suite, file, defense)
-    parameters: dict[Knowledge, dict[str, Scalar]] = {}
-    for knowledge, table in suite.knowledge.items():
-        asked = suite.attack.parameters | profile.parameters | table.parameters
-        if attack is not None and attack != suite.attack.name:
-            fields = getattr(kind, "__dataclass_fields__", {})  # `complete` refuses other classes
-            asked = {k: v for k, v in asked.items() if k in fields}
-        parameters[knowledge] = complete(kind, asked, f"{file}, attack '{chosen}'")
     rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
     cells = []
     for dataset in suite.datasets:
-        for row, full in rows:
-            if row.datasets is not None and dataset not in row.datasets:
-                continue
-            for knowledge in suite.knowledge:
-                cells.append(
-                    Cell(
-                        dataset=dataset,
-                        model=suite.model.name,
-                        weights=suite.model.weights,
-                        batch_size=suite.training.batch_size[dataset],
-                        iterations=suite.training.iterations,
-                        learning_rate=suite.training.learning_rate,
-                        leak=f"type{suite.leak.type}/{suite.leak.view}@{suite.leak.at}",
-                        defense_id=row.id,
-                        defense_label=row.label,
-                        defense=row.name,
-                        defense_parameters=full,
-                        attack=chosen,
-                        attack_parameters=parameters[knowledge],
-                        knowledge=knowledge,
-                        rules=rules,
-                        snapshots=tuple(sorted(set(profile.snapshots))),
-                        seed=suite.seed,
-                        dtype=suite.dtype,
-                    )
+        for variant in variants:
+            for row, full in rows:
+                allowed = suite.datasets if row.datasets is None else row.datasets
+                if dataset not in allowed or dataset not in variant.datasets:
+                    continue
+                label = ", ".join(
+                    text
+                    for text, given in ((variant.label, variant.id), (row.label, len(rows) > 1))
+                    if given
                 )
+                for knowledge, parameters in variant.parameters.items():
+                    cells.append(
+                        Cell(
+                            dataset=dataset,
+                            model=variant.model.name,
+                            weights=variant.model.weights,
+                            pretraining=(
+                                variant.model.pretraining.model_dump()
+                                if variant.model.pretraining
+                                else None
+                            ),
+                            batch_size=variant.training.batch_size[dataset],
+                            iterations=variant.training.iterations,
+                            local_steps=variant.training.local_steps,
+                            learning_rate=variant.training.learning_rate,
+                            leak_type=variant.leak.type,
+                            leak_view=variant.leak.view or "example",
+                            observations=variant.leak.observations,
+                            variant=variant.id,
+                            defense_id=row.id,
+                            label=label or row.label,
+                            defense=row.name,
+                            defense_parameters=full,
+                            attack=variant.attack.name,
+                            attack_parameters=parameters,
+                            knowledge=knowledge,
+                            grants=tuple(sorted(set(variant.attack.grants))),
+                            rules=rules,
+                            snapshots=tuple(sorted(set(profile.snapshots))),
+                            seed=suite.seed,
+                            dtype=suite.dtype,
+                        )
+                    )
     if not cells:
         raise LeakbenchError(f"{file}: no cell is left to run; rows and data sets do not meet")
     _check_distinct(cells, file)
     return tuple(cells)
+
+
+def _variants(suite: Suite, profile: ProfileTable, file: str, attack: str | None) -> list[_Variant]:
+    """The suite's variants, or the suite itself as the only one, each complete and checked."""
+    tables = suite.variants or [VariantTable.model_construct(id="", label="")]
+    replaced = None
+    if attack is not None:
+        found = [
+            table
+            for table in suite.variants
+            if attack in (table.id, (table.attack or suite.attack or _NO_ATTACK).name)
+        ]
+        if found:
+            tables = found
+        else:
+            registry.find("attacks", attack, "--attack")
+            own_id = _as_identifier(attack) if suite.variants else ""
+            tables = [tables[0].model_copy(update={"id": own_id, "label": attack})]
+            replaced = attack
+    shared: set[str] = set()
+    if suite.variants:
+        shared |= profile.parameters.keys()
+        shared |= {name for known in suite.knowledge.values() for name in known.parameters}
+    variants = [_variant(suite, table, profile, file, replaced, shared) for table in tables]
+    taken = {name for v in variants for given in v.parameters.values() for name in given}
+    if attack is None and (unknown := sorted(shared - taken)):
+        raise unknown_name("parameter", unknown[0], taken, f"{file}, attacks of all variants")
+    return variants
+
+
+_NO_ATTACK = AttackTable(name="")
+
+
+def _variant(
+    suite: Suite,
+    table: VariantTable,
+    profile: ProfileTable,
+    file: str,
+    replaced: str | None,
+    shared: Set[str],
+) -> _Variant:
+    """Complete a variant; `replaced` is an attack to run instead of its own."""
+    where = f"{file}, variant '{table.id}'" if table.id else file
+    model, training = table.model or suite.model, table.training or suite.training
+    leak, chosen = table.leak or suite.leak, table.attack or suite.attack
+    if chosen is None:
+        raise LeakbenchError(f"{where}, key attack: missing")
+    _check_variant(where, model, training, leak, table.datasets or suite.datasets)
+    name = replaced or chosen.name
+    if replaced is None:
+        registry.find("attacks", name, f"{where}, key attack.name")
+    kind = registry.load("attacks", name)
+    fields = getattr(kind, "__dataclass_fields__", {})  # `complete` refuses other classes
+    parameters: dict[Knowledge, dict[str, Scalar]] = {}
+    for knowledge, own in suite.knowledge.items():
+        if knowledge not in (chosen.knowledge or suite.knowledge):
+            continue
+        asked = chosen.parameters | profile.parameters | profile.variants.get(table.id, {})
+        asked |= own.parameters
+        # Meant for another attack, or for all variants: an attack takes those that it has.
+        foreign = shared if name == chosen.name else asked.keys()
+        asked = {k: v for k, v in asked.items() if k in fields or k not in foreign}
+        parameters[knowledge] = complete(kind, asked, f"{where}, attack '{name}'")
+    if not parameters:
+        text = f"none of {chosen.knowledge} is an attacker of the suite"
+        raise LeakbenchError(f"{where}, key attack.knowledge: {text}")
+    return _Variant(
+        id=table.id,
+        label=table.label,
+        datasets=table.datasets or suite.datasets,
+        model=model,
+        training=training,
+        leak=leak,
+        attack=chosen.model_copy(update={"name": name}),
+        parameters=parameters,
+    )
+
+
+def _check_variant(
+    where: str,
+    model: ModelTable,
+    training: TrainingTable,
+    leak: LeakTable,
+    datasets: Sequence[str],
+) -> None:
+    """What the tables of a variant demand of each other."""
+    if model.name not in MODELS:
+        raise unknown_name("model", model.name, MODELS, f"{where}, key model.name")
+    if training.mode == "central" and (leak.type != 2 or training.local_steps > 1):
+        key = "leak.type" if leak.type != 2 else "training.local_steps"
+        text = "central training leaks type 2 in its one local step; set training.mode = "
+        raise LeakbenchError(f'{where}, key {key}: {text}"federated"')
+    if leak.type == 2 and training.local_steps > 1:
+        text = "type 2 is read inside the first local step; for type 2, local_steps must be 1"
+        raise LeakbenchError(f"{where}, key training.local_steps: {text}")
+    if leak.type != 2 and leak.view is not None:
+        raise LeakbenchError(f"{where}, key leak.view: only type 2 has a view")
+    for name in datasets:
+        if model.name in IMAGE_MODELS and len(look_up(name).input_shape) != 3:
+            text = f"'{model.name}' takes images, '{name}' has none; allowed for it: "
+            others = ", ".join(sorted(MODELS.keys() - IMAGE_MODELS))
+            raise LeakbenchError(f"{where}, key model.name: {text}{others}")
+        if name not in training.batch_size:
+            raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
 
 
 def _check_distinct(cells: Sequence[Cell], file: str) -> None:
@@ -560,7 +786,7 @@ def _check_distinct(cells: Sequence[Cell], file: str) -> None:
     for cell in cells:
         other = first.setdefault(canonical(cell.spec()), cell)
         if other is not cell:
-            text = f"rows '{other.defense_id}' and '{cell.defense_id}' are the same"
+            text = f"rows '{other.row}' and '{cell.row}' are the same"
             raise LeakbenchError(f"{file}, key defenses: {text}; change or remove one")
 
 
@@ -572,14 +798,18 @@ def _rows(
         rows = [row for row in suite.defenses if row.id == defense]
         if not rows:
             registry.find("defenses", defense, "--defense")
-            own_id = re.sub("[^a-z0-9_]", "_", defense.lower())  # plugins' names may hold more
-            rows = [DefenseTable(id=own_id, name=defense, label=defense)]
+            rows = [DefenseTable(id=_as_identifier(defense), name=defense, label=defense)]
     full = []
     for row in rows:
         registry.find("defenses", row.name, f"{file}, key defenses.name")
         kind = registry.load("defenses", row.name)
         full.append((row, complete(kind, row.parameters, f"{file}, defense '{row.id}'")))
     return full
+
+
+def _as_identifier(name: str) -> str:
+    """A row's id from a plugin's name, which may hold other characters."""
+    return re.sub("[^a-z0-9_]", "_", name.lower())
 
 
 def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[str, Scalar]:

@@ -18,6 +18,7 @@ from leakbench.contracts import (
     Defense,
     Gradients,
     LeakPoint,
+    LocalSteps,
     Model,
     Observation,
     Replay,
@@ -73,6 +74,7 @@ def run_round(
     needs no more). chunk_size bounds the memory of per-example gradients, not the result.
     """
     local, stacked, tapped = weights, False, None
+    moved: dict[str, Tensor] = {}
     for iteration, batch in enumerate(batches):
         here = replace(context, iteration=context.iteration + iteration)
         at_tap = point is not None and point.type == 2 and point.iteration == here.iteration
@@ -97,9 +99,12 @@ def run_round(
             tapped = gradients
             if stop_at_tap:
                 return Round(tapped=tapped, weights=None, state=state)
-        local = {k: local[k] - learning_rate * v for k, v in gradients.tensors.items()}
+        # Summed up by itself: (w + dW) - w would lose the small digits of dW.
+        steps = {k: -learning_rate * v for k, v in gradients.tensors.items()}
+        moved = {k: moved[k] + v for k, v in steps.items()} if stacked else steps
+        local = {k: weights[k] + v for k, v in moved.items()}
         stacked = True
-    update = Gradients({k: local[k] - weights[k] for k in weights}, ("client",))
+    update = Gradients(moved, ("client",))
     update, state = defense.on_update(update, state, context)
     if point is not None and point.type == 1:
         tapped = update
@@ -109,8 +114,8 @@ def run_round(
     if point is not None and point.type == 0:
         tapped = update
     aggregate = update.mean("client")
-    moved = {k: weights[k] + aggregate.tensors[k] for k in weights}
-    return Round(tapped=tapped, weights=moved, state=state)
+    aggregated = {k: weights[k] + aggregate.tensors[k] for k in weights}
+    return Round(tapped=tapped, weights=aggregated, state=state)
 
 
 def capture(
@@ -129,7 +134,7 @@ def capture(
     """Run the real step(s) and return what leaks at `point`, axes ("client",): one row a victim.
 
     victims: for the example view, (v, 2) pairs (client, place in his batch); else every client
-    is a victim.
+    is a victim. Types 0 and 1 come in the units of a gradient (see `in_gradient_units`).
     """
     with torch.no_grad():
         tapped = run_round(
@@ -138,10 +143,23 @@ def capture(
         ).tapped  # fmt: skip
     assert tapped is not None
     if "example" not in tapped.axes:
-        return tapped
+        return in_gradient_units(tapped, point, len(batches), learning_rate)
     assert victims is not None
     rows = victims.unbind(dim=1)
     return Gradients({k: v[rows] for k, v in tapped.tensors.items()}, ("client",))
+
+
+def in_gradient_units(
+    tapped: Gradients, point: LeakPoint, local_steps: int, learning_rate: float
+) -> Gradients:
+    """An update dW (types 0 and 1) as -dW / (L * learning rate), a type-2 gradient as it is.
+
+    With one local step that is the gradient behind the update; with more, the mean of theirs.
+    """
+    if point.type == 2:
+        return tapped
+    unit = -1.0 / (local_steps * learning_rate)
+    return tapped.map(lambda _, value: value * unit)
 
 
 def simulator(
@@ -151,16 +169,29 @@ def simulator(
     replay_of: Tensor,
     point: LeakPoint,
     *,
+    local_steps: int = 1,
     learning_rate: float = 0.1,
 ) -> Simulate:
     """The attacker's own run of the path, for victims of several defenses in one batch.
 
     replays: the defenses to run without noise; a naive attacker's is the base class `Defense`,
     which does nothing. replay_of: (n,) which of them each victim's gradient went through.
+    local_steps, learning_rate: the client's, behind types 0 and 1.
     """
+    taken = local_steps
 
-    def simulate(inputs: Tensor, labels: Tensor, rows: Tensor, observation: int = 0) -> Gradients:
+    def simulate(
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        observation: int = 0,
+        *,
+        local_steps: LocalSteps = "unroll",
+    ) -> Gradients:
         seen, which = observations[observation], replay_of[rows]
+        steps, rate = taken, learning_rate
+        if local_steps == "average":  # one step on all examples, as long as all steps together
+            steps, rate = 1, taken * learning_rate
         example_view = point.type == 2 and point.view == "example"
         if example_view:  # the costly part once for all defenses, then each one's hooks
             gradients = per_example(model, seen.weights, inputs, labels)
@@ -175,7 +206,7 @@ def simulator(
             context = replace(
                 replay.context,
                 noise=None,
-                batch_size=inputs.shape[1],
+                batch_size=inputs.shape[1] // steps,
                 clients=tuple(range(len(chosen))),
                 observation=seen.gradients.select(rows[chosen]),
             )
@@ -185,13 +216,21 @@ def simulator(
                 )
                 parts.append(shown.mean("example").select(own))
             else:
+                batches = [
+                    Batch(inputs=some, labels=theirs)
+                    for some, theirs in zip(
+                        inputs[chosen].chunk(steps, dim=1),
+                        labels[chosen].chunk(steps, dim=1),
+                        strict=True,
+                    )
+                ]
                 tapped = run_round(
-                    model, seen.weights, [Batch(inputs=inputs[chosen], labels=labels[chosen])],
-                    replay.defense, replay.state, context,
-                    learning_rate=learning_rate, point=point, stop_at_tap=True,
+                    model, seen.weights, batches, replay.defense, replay.state, context,
+                    learning_rate=rate, point=point, stop_at_tap=True,
                 ).tapped  # fmt: skip
                 assert tapped is not None
-                parts.append(tapped.select(own))
+                shown = in_gradient_units(tapped, point, steps, rate)
+                parts.append(shown.select(own))
         if len(parts) == 1:
             return parts[0]
         back = torch.cat(order).argsort()

@@ -1,8 +1,10 @@
 """One chunk of trials from data to records: capture, attack, judge.
 
 A chunk holds victims of all cells that share data, model, weights and attack, whatever their
-defense: one batched attack solves them together. What a trial yields does not depend on the chunk
-it is in, nor on how many victims were planned: its batch, start and noise follow from the victim.
+defense: one batched attack solves them together. A victim is what one gradient was made of: an
+image, or a client's batch, whose images are reconstructed together and get a record each. What a
+trial yields does not depend on the chunk it is in, nor on how many victims were planned: its
+batch, start and noise follow from the victim.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from leakbench.contracts import (
     Gradients,
     Leak,
     LeakPoint,
+    Model,
     Observation,
     Reconstruction,
     Replay,
@@ -34,21 +37,33 @@ from leakbench.contracts import (
 )
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
-from leakbench.judging import Observer, Victims, best_trivial, flags, measure, plain
+from leakbench.judging import (
+    Observer,
+    Victims,
+    best_trivial,
+    flags,
+    label_overlap,
+    measure,
+    paired,
+    plain,
+)
 from leakbench.metrics import SuccessRule, judge
-from leakbench.models import SigmoidNet
 from leakbench.optim import PAD, with_copies
+from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
-from leakbench.suite import Cell
+from leakbench.suite import Cell, canonical
 from leakbench.training import Batch, capture, simulator
-
-POINT = LeakPoint(type=2, view="example", round=0, iteration=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Trials to run together: `trials` are (number of the cell in `cells`, candidate number)."""
+    """Trials to run together: `trials` are (number of the cell in `cells`, victim).
+
+    A victim is the number of a candidate: of the first one where a gradient was made of several,
+    which follow one another in the list. In their batches they stand in an order of their own,
+    since the list goes through the classes in turn, which an attacker could not know.
+    """
 
     cells: tuple[Cell, ...]
     identities: tuple[str, ...]
@@ -57,21 +72,66 @@ class Chunk:
     root: Path | None
     device: str
 
+    @property
+    def images(self) -> tuple[tuple[int, int], ...]:
+        """(number of the cell, candidate) of every image, in the order of the trials."""
+        return tuple(
+            (of, image) for of, victim in self.trials for image in batch_from(self.cells[0], victim)
+        )
+
+
+def batch_from(cell: Cell, victim: int) -> list[int]:
+    """Candidates behind one gradient, of which `victim` is the first, in the order of training."""
+    stream = generator(cell.seed, "order", cell.dataset, victim)
+    return [victim + i for i in torch.randperm(cell.images_a_gradient, generator=stream).tolist()]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """One record a trial, in the chunk's order, and the arrays they mention."""
+    """One record an image, in the chunk's order, and the arrays they mention."""
 
     records: tuple[Record, ...]
     arrays: Mapping[str, Mapping[str, np.ndarray]]
 
 
-def network(cell: Cell, dataset: Dataset, number: int) -> tuple[SigmoidNet, dict[str, Tensor]]:
-    """Model and weights number `number` of a cell; the same for every defense and attack."""
+def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str, Tensor]]:
+    """Model and first weights number `number` of a cell; the same for every defense and attack."""
     scheme = cast(models.Scheme, cell.weights)
     model = models.build(cell.model, dataset.input_shape, dataset.classes, scheme)
     stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
     return model, model.init(stream, getattr(torch, cell.dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attacked:
+    """A network as it is attacked, and the share of the public images that it classifies right."""
+
+    model: Model
+    weights: Mapping[str, Tensor]
+    accuracy: float
+
+
+_ATTACKED: dict[tuple[int, str], Attacked] = {}
+"""Networks of this process by data set and recipe: pretraining takes seconds to minutes."""
+
+
+def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
+    """Network `number` of a cell, pretrained where the cell says so."""
+    recipe = (cell.model, cell.weights, cell.pretraining, cell.seed, cell.dtype, number)
+    key = (id(dataset), canonical(recipe))  # data sets are kept for the life of the process
+    if key not in _ATTACKED:
+        model, weights = network(cell, dataset, number)
+        if cell.pretraining is not None:
+            weights = pretrain(
+                model, weights,
+                dataset.train.to(getattr(torch, cell.dtype)), dataset.train_labels,
+                generator=generator(cell.seed, "pretraining", cell.dataset, number),
+                **cell.pretraining,
+            )  # fmt: skip
+        public = dataset.public.to(getattr(torch, cell.dtype))
+        share = accuracy(model, weights, public, dataset.public_labels)
+        _ATTACKED[key] = Attacked(model=model, weights=weights, accuracy=share)
+    return _ATTACKED[key]
 
 
 def build_defense(cell: Cell) -> Defense:
@@ -107,17 +167,18 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     """
     first = chunk.cells[0]
     dataset = load(first.dataset, chunk.root)
-    model, weights = network(first, dataset, chunk.network)
+    attacked = attacked_network(first, dataset, chunk.network)
     device, dtype = torch.device(chunk.device), getattr(torch, first.dtype)
-    weights = {k: v.to(device) for k, v in weights.items()}
-    numbers = torch.tensor([victim for _, victim in chunk.trials])
+    weights = {k: v.to(device) for k, v in attacked.weights.items()}
+    numbers = torch.tensor([number for _, number in chunk.images])
     victims = Victims(
         dataset=dataset,
         numbers=numbers,
         images=dataset.candidates[numbers],
         labels=dataset.candidate_labels[numbers],
+        each=first.images_a_gradient,
     )
-    leak, undefended = _leak(chunk, dataset, model, weights, device, dtype)
+    leak, undefended = _leak(chunk, victims, attacked.model, weights, device, dtype)
     attack = build_attack(first)
     streams = VictimStreams(
         0,
@@ -125,7 +186,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     )
     seen = _Seen(leak, dataset)
     start = attack.start(leak, streams)
-    baselines = victims.baselines(None if start is None else start[:, 0].cpu())
+    baselines = victims.baselines(None if start is None else _in_place(start, victims)[0])
     rules = [SuccessRule(**rule) for rule in first.rules]
     observer = Observer(
         victims=victims,
@@ -134,22 +195,36 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         snapshot_steps=first.snapshots,
     )
     if start is not None:
-        zeros = torch.zeros(len(numbers), dtype=torch.int64)
-        observer.look(torch.arange(len(numbers)), zeros, start[:, 0].cpu())
+        nothing = torch.zeros(leak.n, dtype=torch.int64)
+        observer.look(torch.arange(leak.n), nothing, nothing, start.detach().cpu())
 
-    def watch(rows: Tensor, steps: Tensor, inputs: Tensor, losses: Tensor) -> None:
-        observer.watch(rows, steps, inputs, losses)  # the attack gets no handle on the observer
+    def watch(
+        rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+    ) -> None:
+        # The attack gets no handle on the observer.
+        observer.watch(rows, steps, evaluations, inputs, losses)
 
     result = attack.reconstruct(leak, streams, watch)
     seen.require_untouched(attack.name)
     _check(result, leak, attack.name)
     result = _with_honest_status(result)
-    truth = victims.images.to(device=device, dtype=dtype)[:, None]
-    loss_true = _loss(attack, leak, truth, victims.labels.to(device)[:, None])
-    records = _records(
-        chunk, victims, leak, undefended, result, loss_true, baselines, rules, observer
-    )
-    return ChunkResult(records=records, arrays=_arrays(chunk, records, result, observer))
+    batches = (leak.n, leak.batch_size)
+    truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
+    loss_true = _loss(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
+    judged = _Judged(
+        chunk=chunk, victims=victims, leak=leak, undefended=undefended, result=result,
+        loss_true=loss_true, baselines=baselines, observer=observer, accuracy=attacked.accuracy,
+    )  # fmt: skip
+    records = _records(judged, rules)
+    return ChunkResult(records=records, arrays=_arrays(judged, records))
+
+
+def _in_place(inputs: Tensor, victims: Victims) -> tuple[Tensor, Tensor]:
+    """Inputs (n, B, *shape) as (m, *shape), each in the place of the image it is compared with,
+    and which of its batch each one was, (n, B)."""
+    inputs = inputs.detach().cpu()
+    places = paired(inputs, victims.images.unflatten(0, (len(inputs), -1)))
+    return inputs[torch.arange(len(inputs))[:, None], places].flatten(0, 1), places
 
 
 # ------------------------------------------------------------------------------ the leak
@@ -157,25 +232,21 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
 
 def _leak(
     chunk: Chunk,
-    dataset: Dataset,
-    model: SigmoidNet,
+    victims: Victims,
+    model: Model,
     weights: Weights,
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Leak, Gradients]:
     """The leak of all trials in the chunk's order, and their gradients without a defense."""
-    first = chunk.cells[0]  # a chunk's cells differ in their defense only
+    first, dataset = chunk.cells[0], victims.dataset  # cells differ in their defense only
     adaptive = first.knowledge == "adaptive"
-    size = min(first.batch_size, len(dataset.candidates))
-    context = Context(total=first.iterations, batch_size=size)
-    source = NoiseStreams(first.seed, (first.dataset, chunk.network))
-
-    def captured(defense: Defense, victims: list[int]) -> Gradients:
-        return _captured(
-            first, dataset, model, weights, defense, context, source, victims, device, dtype
-        )
-
-    seen: list[Gradients] = []
+    scene = _Scene(
+        cell=first, dataset=dataset, model=model, weights=weights, device=device, dtype=dtype,
+        noise=NoiseStreams(first.seed, (first.dataset, chunk.network)),
+    )  # fmt: skip
+    context = Context(total=first.iterations, batch_size=scene.batch_size)
+    seen: list[list[Gradients]] = [[] for _ in range(first.observations)]
     order: list[int] = []
     # A naive attacker's only replay does nothing, for all victims.
     replays = [] if adaptive else [Replay(defense=Defense(), context=context)]
@@ -187,29 +258,46 @@ def _leak(
         if not rows:
             continue
         defense = build_defense(cell)
-        seen.append(captured(defense, [chunk.trials[row][1] for row in rows]))
+        for look, parts in enumerate(seen):
+            parts.append(scene.capture(defense, [chunk.trials[row][1] for row in rows], look))
         order.extend(rows)
         if adaptive:
             replay_of[rows] = len(replays)
             state = defense.init(_copies(weights))
             replays.append(Replay(defense=defense, state=state, context=context))
-            public = defense.noise_std(_copies(weights)) or {}
+            public = (defense.noise_std(_copies(weights)) if cell.example_view else None) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
-    observation = Observation(weights=weights, gradients=concatenate(seen).select(back))
+    observations = tuple(
+        Observation(weights=weights, gradients=concatenate(parts).select(back)) for parts in seen
+    )
+    granted: dict[str, Tensor] = {}
+    if "labels" in first.grants:
+        granted["labels"] = victims.labels.to(device).unflatten(0, (len(chunk.trials), -1))
+    if "candidates" in first.grants:
+        granted["candidates"] = dataset.candidates.to(device=device, dtype=dtype, copy=True)
+        granted["candidate_labels"] = dataset.candidate_labels.to(device, copy=True)
+    if "public" in first.grants:
+        granted["public"] = dataset.public.to(device=device, dtype=dtype, copy=True)
     leak = Leak(
         model=model,
-        observations=(observation,),
-        simulate=simulator(model, (observation,), replays, replay_of, POINT),
-        point=POINT,
-        batch_size=1,
+        observations=observations,
+        simulate=simulator(
+            model, observations, replays, replay_of, scene.point,
+            local_steps=first.local_steps, learning_rate=first.learning_rate,
+        ),
+        point=scene.point,
+        batch_size=first.images_a_gradient,
         input_shape=dataset.input_shape,
         input_range=dataset.input_range,
         classes=dataset.classes,
+        local_steps=first.local_steps,
+        learning_rate=None if scene.point.type == 2 else first.learning_rate,
         noise_std=noise_std if adaptive else None,
-    )
-    return leak, captured(Defense(), [victim for _, victim in chunk.trials])
+        **granted,
+    )  # fmt: skip
+    return leak, scene.capture(Defense(), [victim for _, victim in chunk.trials], 0)
 
 
 def _copies(weights: Weights) -> dict[str, Tensor]:
@@ -217,34 +305,73 @@ def _copies(weights: Weights) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in weights.items()}
 
 
-def _captured(
-    cell: Cell,
-    dataset: Dataset,
-    model: SigmoidNet,
-    weights: Weights,
-    defense: Defense,
-    context: Context,
-    source: NoiseStreams,
-    victims: list[int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Gradients:
-    """Run the first iteration of the batches that hold `victims` and tap their gradients."""
-    total = len(dataset.candidates)
-    size = context.batch_size
-    homes = [batch_of(victim, size, total) for victim in victims]
-    batches = sorted({batch for batch, _ in homes})
-    members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
-    batch = Batch(
-        inputs=dataset.candidates[members].to(device=device, dtype=dtype),
-        labels=dataset.candidate_labels[members].to(device),
-    )
-    where = torch.tensor([(batches.index(b), place) for b, place in homes], device=device)
-    context = replace(context, clients=tuple(batches), noise=source)
-    return capture(
-        model, weights, [batch], defense, context, POINT, where,
-        state=defense.init(_copies(weights)), learning_rate=cell.learning_rate, chunk_size=PAD * 32,
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """Where gradients are captured: everything but the defense, the victims and the look."""
+
+    cell: Cell
+    dataset: Dataset
+    model: Model
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    noise: NoiseStreams
+
+    @property
+    def point(self) -> LeakPoint:
+        return LeakPoint(type=self.cell.leak_type, view=self.cell.leak_view)
+
+    @property
+    def batch_size(self) -> int:
+        return min(self.cell.batch_size, len(self.dataset.candidates))
+
+    def capture(self, defense: Defense, victims: list[int], look: int) -> Gradients:
+        """Run the real steps behind the victims' gradients and tap them; one row a victim."""
+        if self.cell.example_view:
+            return self._capture_examples(defense, victims, look)
+        # Every victim is a client with examples of his own; copies keep results independent of
+        # how many there are.
+        clients = with_copies(torch.tensor(victims)).tolist()
+        members = torch.tensor([batch_from(self.cell, client) for client in clients])
+        batches = [self._batch(step) for step in members.split(self.batch_size, dim=1)]
+        return self._run(defense, batches, clients, look).select(slice(len(victims)))
+
+    def _capture_examples(self, defense: Defense, victims: list[int], look: int) -> Gradients:
+        total, size = len(self.dataset.candidates), self.batch_size
+        homes = [batch_of(victim, size, total) for victim in victims]
+        batches = sorted({batch for batch, _ in homes})
+        members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
+        places = [(batches.index(b), place) for b, place in homes]
+        where = torch.tensor(places, device=self.device)
+        return self._run(defense, [self._batch(members)], batches, look, where)
+
+    def _batch(self, members: Tensor) -> Batch:
+        return Batch(
+            inputs=self.dataset.candidates[members].to(device=self.device, dtype=self.dtype),
+            labels=self.dataset.candidate_labels[members].to(self.device),
+        )
+
+    def _run(
+        self,
+        defense: Defense,
+        batches: list[Batch],
+        clients: list[int],
+        look: int,
+        where: Tensor | None = None,
+    ) -> Gradients:
+        context = Context(
+            # The weights stay: a later look differs from the first in its noise alone.
+            round=look,
+            total=self.cell.iterations,
+            batch_size=self.batch_size,
+            clients=tuple(clients),
+            noise=self.noise,
+        )
+        return capture(
+            self.model, self.weights, batches, defense, context, replace(self.point, round=look),
+            where, state=defense.init(_copies(self.weights)),
+            learning_rate=self.cell.learning_rate, chunk_size=PAD * 32,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ judging
@@ -254,10 +381,12 @@ class _Seen:
     """Copies of what an attack must not change, since others are judged by it."""
 
     def __init__(self, leak: Leak, dataset: Dataset) -> None:
-        observation = leak.observations[0]
+        looks = leak.observations
         self.shared = {
-            "the weights": list(observation.weights.values()),
-            "the observed gradients": list(observation.gradients.tensors.values()),
+            "the weights": list(looks[0].weights.values()),
+            "the observed gradients": [
+                t for look in looks for t in look.gradients.tensors.values()
+            ],
             "the data": [dataset.candidates, dataset.public],
         }
         self.before = {what: [t.clone() for t in found] for what, found in self.shared.items()}
@@ -322,42 +451,51 @@ def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
         return attack.loss(leak, inputs[rows], labels[rows], rows)[: leak.n]
 
 
-def _records(
-    chunk: Chunk,
-    victims: Victims,
-    leak: Leak,
-    undefended: Gradients,
-    result: Reconstruction,
-    loss_true: Tensor,
-    baselines: Mapping[str, Tensor],
-    rules: list[SuccessRule],
-    observer: Observer,
-) -> tuple[Record, ...]:
-    images = result.inputs[:, 0].detach().cpu()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A chunk after its attack: what records and arrays are made of."""
+
+    chunk: Chunk
+    victims: Victims
+    leak: Leak
+    undefended: Gradients
+    result: Reconstruction
+    loss_true: Tensor
+    baselines: Mapping[str, Tensor]
+    observer: Observer
+    accuracy: float
+
+
+def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
+    chunk, victims, result, observer = judged.chunk, judged.victims, judged.result, judged.observer
+    images, places = _in_place(result.inputs, victims)
     numbers = {name: value.tolist() for name, value in measure(images, victims).items()}
-    observed, clean = leak.observed.flatten().cpu(), undefended.flatten().cpu()
+    guesses = result.labels.detach().cpu().gather(1, places).flatten().tolist()
+    labels = victims.labels.unflatten(0, (len(chunk.trials), -1))
+    overlap = label_overlap(result.labels.cpu(), labels).tolist()
+    observed = judged.leak.observed.flatten().cpu()
     finite = torch.isfinite(observed).all(dim=1).tolist()
     zero = (observed == 0).all(dim=1).tolist()
-    no_op = (observed == clean).all(dim=1).tolist()
+    no_op = (observed == judged.undefended.flatten().cpu()).all(dim=1).tolist()
     strict = next((rule for rule in rules if rule.kind == "strict"), None)
     best = observer.best_baseline.tolist()
     records = []
-    for row, (of, victim) in enumerate(chunk.trials):
-        cell = chunk.cells[of]
-        judged = {name: values[row] for name, values in numbers.items()}
+    for image, (of, candidate) in enumerate(chunk.images):
+        row = image // victims.each  # the gradient it was behind
+        own = {name: values[image] for name, values in numbers.items()}
         loss, start_loss = float(result.loss[row]), float(result.start_loss[row])
-        true = float(loss_true[row])
+        true = float(judged.loss_true[row])
         recovered = strict is not None and judge(
             strict,
-            best_baseline_mse=best[row],
-            **{k: judged[k] for k in
+            best_baseline_mse=best[image],
+            **{k: own[k] for k in
                ("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "rank")},
         )  # fmt: skip
         ended = result.status[row]
         status = "nan" if ended == "nan" else "diverged" if loss > start_loss else "ok"
         records.append(
-            _base(chunk, cell, of, victim, victims.dataset)
-            | {k: plain(v) if k != "rank" else v for k, v in judged.items()}
+            _base(chunk, of, candidate, chunk.trials[row][1], victims.dataset)
+            | {k: plain(v) if k != "rank" else v for k, v in own.items()}
             | {
                 "status": status,
                 "reason": "",
@@ -367,18 +505,20 @@ def _records(
                 "loss": plain(loss),
                 "loss_start": plain(start_loss),
                 "loss_true": plain(true),
-                "label": int(victims.labels[row]),
-                "label_guess": int(result.labels[row, 0]),
-                "baselines": {k: plain(float(v[row])) for k, v in sorted(baselines.items())},
-                "first_step": {k: v[row] for k, v in observer.first_step.items()},
+                "label": int(victims.labels[image]),
+                "label_guess": guesses[image],
+                "labels_found": round(overlap[row], 6),
+                "accuracy": round(judged.accuracy, 6),
+                "baselines": {k: plain(float(v[image])) for k, v in judged.baselines.items()},
+                "first_step": {k: v[image] for k, v in observer.first_step.items()},
+                "first_evaluations": {k: v[image] for k, v in observer.first_evaluations.items()},
                 "flags": flags(
                     loss=loss,
                     loss_start=start_loss,
                     loss_true=true,
                     recovered=recovered,
-                    label=int(victims.labels[row]),
-                    label_guess=int(result.labels[row, 0]),
-                    label_known=leak.labels is not None,
+                    labels_right=overlap[row] == 1,
+                    label_known=judged.leak.labels is not None,
                     no_op=no_op[row],
                     gradient_finite=finite[row],
                     gradient_zero=zero[row],
@@ -388,72 +528,76 @@ def _records(
     return tuple(records)
 
 
-def _base(chunk: Chunk, cell: Cell, of: int, victim: int, dataset: Dataset) -> Record:
-    """Who a record is about."""
+def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -> Record:
+    """Who a record is about; `batch`: the first image of those behind the same gradient."""
+    cell = chunk.cells[of]
     return {
         "schema": SCHEMA,
         "identity": chunk.identities[of],
         "dataset": cell.dataset,
-        "defense_id": cell.defense_id,
+        "row": cell.row,
         "attack": cell.attack,
         "knowledge": cell.knowledge,
         "network": chunk.network,
-        "victim": victim,
-        "source_index": int(dataset.candidate_indices[victim]),
+        "victim": candidate,
+        "batch": batch,
+        "source_index": int(dataset.candidate_indices[candidate]),
     }
 
 
 def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
     """Records for a chunk that came to nothing: status "oom", "timeout" or "error"."""
     dataset = load(chunk.cells[0].dataset, chunk.root)
+    each = chunk.cells[0].images_a_gradient
     measured: dict[str, Any] = dict.fromkeys(
-        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "mse_raw",
-         "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank", "arrays")
+        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "labels_found",
+         "accuracy", "mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim",
+         "rank", "arrays")
     )  # fmt: skip
     records = tuple(
-        _base(chunk, chunk.cells[of], of, victim, dataset)
+        _base(chunk, of, candidate, chunk.trials[image // each][1], dataset)
         | measured
         | {
             "status": status,
             "reason": reason,
             "ended": "",
-            "label": int(dataset.candidate_labels[victim]),
+            "label": int(dataset.candidate_labels[candidate]),
             "baselines": {},
             "first_step": {},
+            "first_evaluations": {},
             "flags": [],
         }
-        for of, victim in chunk.trials
+        for image, (of, candidate) in enumerate(chunk.images)
     )
     return ChunkResult(records=records, arrays={})
 
 
-def _arrays(
-    chunk: Chunk, records: tuple[Record, ...], result: Reconstruction, observer: Observer
-) -> dict[str, dict[str, np.ndarray]]:
+def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str, np.ndarray]]:
     """One file a cell and set of victims; every record is told its file and row."""
+    chunk, victims, observer = judged.chunk, judged.victims, judged.observer
+    inputs, _ = _in_place(judged.result.inputs, victims)
+    start, _ = _in_place(judged.result.start_inputs, victims)
     files: dict[str, dict[str, np.ndarray]] = {}
     for number, identity in enumerate(chunk.identities):
-        rows = [row for row, (of, _) in enumerate(chunk.trials) if of == number]
+        rows = [row for row, (of, _) in enumerate(chunk.images) if of == number]
         if not rows:
             continue
-        victims = [chunk.trials[row][1] for row in rows]
-        which = hashlib.sha256(repr(victims).encode()).hexdigest()[:12]
+        candidates = [chunk.images[row][1] for row in rows]
+        which = hashlib.sha256(repr(candidates).encode()).hexdigest()[:12]
         name = f"{identity[:20]}-{which}.npz"
-        length = max((len(observer.traces[row]) for row in rows), default=0)
-        trace = np.full((len(rows), length), np.nan, dtype=np.float64)
-        for place, row in enumerate(rows):
-            trace[place, : len(observer.traces[row])] = observer.traces[row]
+        traces = [observer.traces[row // victims.each] for row in rows]
+        trace = np.full((len(rows), max(map(len, traces))), np.nan, dtype=np.float64)
+        for place, (row, values) in enumerate(zip(rows, traces, strict=True)):
+            trace[place, : len(values)] = values
             records[row]["arrays"] = {"file": name, "row": place}
         snapshots = [observer.snapshots[step][rows].numpy() for step in observer.snapshot_steps]
-        shape = observer.victims.images[rows].shape
+        shape = victims.images[rows].shape
         files[name] = {
-            "victims": np.array(victims),
-            "inputs": result.inputs[rows].detach().cpu().numpy(),
-            "start": result.start_inputs[rows].detach().cpu().numpy(),
+            "victims": np.array(candidates),
+            "inputs": inputs[rows].numpy(),
+            "start": start[rows].numpy(),
             "snapshot_steps": np.array(observer.snapshot_steps, dtype=np.int64),
-            "snapshots": np.array(snapshots, dtype=np.float32).reshape(
-                len(snapshots), shape[0], 1, *shape[1:]
-            ),
+            "snapshots": np.array(snapshots, dtype=np.float32).reshape(len(snapshots), *shape),
             "trace": trace,
         }
     return files

@@ -162,6 +162,8 @@ def test_list_json_has_one_shape(tmp_path: Path) -> None:
         "fashion_mnist": "embedded sample",
         "cifar10": "embedded sample",
         "lfw": "missing",
+        "breast_cancer": "embedded sample",
+        "adult": "missing",
     }
     assert {"cpl", "dlg"} <= {row["name"] for row in listed["attacks"]}
     assert {"none", "dp_baseline"} <= {row["name"] for row in listed["defenses"]}
@@ -178,7 +180,9 @@ def test_list_of_one_kind_lists_that_kind(kind: str, tmp_path: Path) -> None:
 
 def test_data_list_names_what_is_missing(tmp_path: Path) -> None:
     rows = json.loads(leakbench("data", "list", "--json", cwd=tmp_path).out)
-    assert {row["name"] for row in rows} == {"mnist", "fashion_mnist", "cifar10", "lfw"}
+    assert {row["name"] for row in rows} == {
+        "mnist", "fashion_mnist", "cifar10", "lfw", "breast_cancer", "adult",
+    }  # fmt: skip
     assert "get it: leakbench data prepare" in leakbench("data", "list", cwd=tmp_path).out
 
 

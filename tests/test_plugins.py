@@ -169,7 +169,7 @@ def check_it_runs(tmp_path: Path, path: Path) -> None:
     assert code == 0, errors
     (line,) = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
     record = json.loads(line)
-    assert (record["attack"], record["defense_id"]) == ("mine", "mydefense")
+    assert (record["attack"], record["row"]) == ("mine", "mydefense")
     assert record["status"] == "ok" and record["reason"] == ""
 
 

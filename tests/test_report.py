@@ -77,11 +77,12 @@ def record(planned: PlannedCell, network: int, victim: int, **changes: Any) -> R
         "schema": 1,
         "identity": planned.identities[network],
         "dataset": planned.cell.dataset,
-        "defense_id": planned.cell.defense_id,
+        "row": planned.cell.row,
         "attack": "cpl",
         "knowledge": planned.cell.knowledge,
         "network": network,
         "victim": victim,
+        "batch": victim,
         "source_index": victim,
         "status": "ok",
         "reason": "",
@@ -93,6 +94,8 @@ def record(planned: PlannedCell, network: int, victim: int, **changes: Any) -> R
         "loss_true": 0.0,
         "label": 3,
         "label_guess": 3,
+        "labels_found": 1.0,
+        "accuracy": 0.125,
         "mse_raw": 1e-5,
         "mse_clamped": 1e-5,
         "distance_raw": 0.09,
@@ -104,6 +107,7 @@ def record(planned: PlannedCell, network: int, victim: int, **changes: Any) -> R
             "start_image": 0.3, "mean_image": 0.06, "class_mean": 0.05, "nearest_public": 0.03,
         },
         "first_step": dict.fromkeys(STEPWISE, 5),
+        "first_evaluations": dict.fromkeys(STEPWISE, 100),
         "flags": ["label_inferred"],
         "host": {"arrays": None},
     }  # fmt: skip
@@ -118,17 +122,22 @@ NOISE: dict[str, Any] = {
     "ssim": 0.01,
     "rank": 700,
     "label_guess": 4,
+    "labels_found": 0.0,
     "first_step": {"paper_mean_raw": 0, "paper_mean_clamped": 0} | dict.fromkeys(STEPWISE[2:]),
+    "first_evaluations": {"paper_mean_raw": 1, "paper_mean_clamped": 1}
+    | dict.fromkeys(STEPWISE[2:]),
 }
 CRASH: dict[str, Any] = {
     "status": "error",
     "reason": "RuntimeError: boom",
     "baselines": {},
     "first_step": {},
+    "first_evaluations": {},
     "flags": [],
     **dict.fromkeys(
-        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "mse_raw",
-         "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank")
+        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "labels_found",
+         "accuracy", "mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim",
+         "rank")
     ),
 }  # fmt: skip
 
@@ -181,7 +190,8 @@ def test_medians_and_means(plan: Plan) -> None:
 
     def changes(network: int, victim: int) -> dict[str, Any]:
         number = {"mse_raw": None if victim == 0 else 1e-6 * victim, "steps": victim}
-        return number | {"label_guess": 3 if victim < 12 else 5}
+        learnt = {"accuracy": 0.1 if network == 0 else 0.7}
+        return number | learnt | {"labels_found": 1.0 if victim < 12 else 0.0}
 
     cell = only(plan, planned, fill(planned, changes))
     # The trial without a number counts as the worst: half a cell that diverged looks no better.
@@ -189,6 +199,8 @@ def test_medians_and_means(plan: Plan) -> None:
     assert cell["steps"] == 7.5
     assert cell["mse_clamped"] == 1e-5
     assert cell["label_accuracy"] == 0.75
+    assert cell["accuracy"] == pytest.approx(0.4)
+    assert cell["pretrained"] is False
     assert cell["baselines"]["mean_image"] == pytest.approx(0.06)
 
 
@@ -236,18 +248,23 @@ def test_steps_to_success_counts_those_that_never_succeed(plan: Plan) -> None:
 
     def changes(network: int, victim: int) -> dict[str, Any]:
         if victim < 6:
-            return {"first_step": {"strict": 4 + victim}}
+            spent = {"strict": 20 * (4 + victim) + 1}
+            return {"first_step": {"strict": 4 + victim}, "first_evaluations": spent}
         # Ended by itself after 2 steps: it must not be taken for one that might still succeed.
         return NOISE | {"steps": 2, "ended": "nan"}
 
     cell = only(plan, planned, fill(planned, changes))
     assert cell["steps_to_success"]["strict"] == {"median": None, "mean_of_successes": 6.5}
+    evaluations = cell["evaluations_to_success"]["strict"]
+    assert evaluations == {"median": None, "mean_of_successes": 131.0}
     times = [*range(4, 10), *([30] * 10)]
     assert kaplan_meier_median(times, [True] * 6 + [False] * 10) is None
     assert "identified" not in cell["steps_to_success"]
+    assert "identified" not in cell["evaluations_to_success"]
 
     half = only(plan, planned, fill(planned, lambda n, v: NOISE if v < 8 else {}))
     assert half["steps_to_success"]["strict"]["median"] == 5
+    assert half["evaluations_to_success"]["strict"]["median"] == 100
 
 
 def test_ceiling_and_the_flag_above_it(plan: Plan) -> None:
@@ -292,6 +309,150 @@ def test_same_rows_are_found_and_said(plan: Plan) -> None:
     assert found == [[], ["same_as: dp_baseline"], []]
     text = "Quantile clip gives the same numbers as DP-baseline in every trial: mnist (naive)."
     assert text in tables.to_markdown(report)
+
+
+def test_images_of_one_batch_count_as_one_trial(plan: Plan) -> None:
+    planned = plan_cell(plan, defense="dp_baseline", networks=4, victims=16)
+
+    def changes(network: int, victim: int) -> dict[str, Any]:
+        return {"batch": victim // 8 * 8} | (NOISE if victim % 16 < 8 else {})
+
+    cell = only(plan, planned, fill(planned, changes))
+    outcomes = [[v % 16 >= 8 for v in victims] for victims in planned.victims]
+    groups = [[v // 8 for v in victims] for victims in planned.victims]
+    assert cell["asr"]["strict"] == rate_interval(outcomes, groups=groups).as_dict()
+    alone = rate_interval(outcomes).as_dict()
+    assert cell["asr"]["strict"]["value"] == alone["value"] == 0.5
+    assert cell["asr"]["strict"]["low"] < alone["low"] - 0.1
+    # Eight batches leave open what 64 images would have settled.
+    word = rate_verdict(0.23, rate_interval(outcomes, level=0.90, groups=groups))
+    assert cell["verdict"]["asr"]["paper_norm_raw"] == word == "inconclusive"
+    assert rate_verdict(0.23, rate_interval(outcomes, level=0.90)) == "not reproduced"
+
+
+# ------------------------------------------------------------------------------ variants
+
+
+@pytest.fixture(scope="module")
+def tpds() -> Plan:
+    return resolve("tpds_table1", "quick")
+
+
+def test_cells_say_which_variant_and_which_defense_they_are(tpds: Plan) -> None:
+    pairs = [plan_cell(tpds, defense=row) for row in ("cpl/none", "cpl_restarts_4/none")]
+    report = build(tpds, *((planned, fill(planned)) for planned in pairs))
+    found = [[c[name] for name in ("row", "variant", "defense", "label")] for c in report["cells"]]
+    assert found == [
+        ["cpl/none", "cpl", "none", "CPL"],
+        ["cpl_restarts_4/none", "cpl_restarts_4", "none", "CPL, 4 restarts"],
+    ]
+    assert "same_as: cpl/none" in flags(report["cells"][1])
+    text = tables.to_markdown(report)
+    assert "CPL, 4 restarts gives the same numbers as CPL in every trial: mnist (naive)." in text
+    assert "on model lenet_cpl (untrained), leak type2/example@first" in text
+
+
+def test_every_attacker_is_listed_once_with_what_it_is_given() -> None:
+    ladder = resolve("ladder", "quick")
+    planned = plan_cell(ladder, defense="untrained_cpl/sigma_1", knowledge="adaptive")
+    report = build(ladder, (planned, fill(planned)))
+    found = [(a["attack"], a["knowledge"], a["grants"]) for a in report["attackers"]]
+    # The trained variants run the same two attackers.
+    assert found == [("cpl", "adaptive", []), ("candidates", "adaptive", ["candidates"])]
+    assert report["attackers"][0]["parameters"]["steps"] == 30
+    assert "candidates adaptive" in tables.to_markdown(report)
+    assert "given the candidates" in tables.to_markdown(report)
+
+
+def test_pretrained_cells_say_so_and_how_good_the_network_is() -> None:
+    ladder = resolve("ladder", "quick")
+    rows = [f"{variant}_cpl/sigma_1" for variant in ("untrained", "trained")]
+    cells_of = [plan_cell(ladder, defense=row, knowledge="adaptive") for row in rows]
+    report = build(
+        ladder,
+        (cells_of[0], fill(cells_of[0])),
+        (cells_of[1], fill(cells_of[1], lambda n, v: {"accuracy": 0.94 if n else 0.96})),
+    )
+    assert [cell["pretrained"] for cell in report["cells"]] == [False, True]
+    assert [cell["accuracy"] for cell in report["cells"]] == [0.125, pytest.approx(0.95)]
+    text = tables.to_markdown(report)
+    assert "cnn2 (untrained), cnn2 (pretrained)" in text
+    header = row_of(text, "method", "attacker", "accuracy")
+    place = header.index("accuracy")
+    effort = [line for line in text.splitlines() if "trained, CPL" in line and "0.95" in line]
+    assert effort[0].strip("|").split("|")[place].strip() == "0.95"
+
+
+def test_notes_of_a_variant_stand_beside_its_rows_only() -> None:
+    ladder = resolve("ladder", "quick")
+    planned = [
+        runner_cell(ladder, f"{variant}/sigma_0")
+        for variant in ("untrained_cpl", "untrained_candidates")
+    ]
+    report = build(ladder, *((each, fill(each)) for each in planned))
+    (note,) = (n for n in report["notes"] if n["source"] == "suite")
+    assert note["rows"] == ["untrained_candidates/sigma_0"]
+    text = tables.to_markdown(report)
+    numbers = {label: row_of(text, label, "adaptive")[-1].split(", ")
+               for label in ("untrained, CPL, clipping alone",
+                             "untrained, candidates, clipping alone")}  # fmt: skip
+    assert "1" not in numbers["untrained, CPL, clipping alone"]
+    assert "1" in numbers["untrained, candidates, clipping alone"]
+    # A report without that variant has no such note.
+    alone = build(ladder, (planned[0], fill(planned[0])))
+    assert not [n for n in alone["notes"] if n["source"] == "suite"]
+
+
+def runner_cell(plan: Plan, row: str) -> PlannedCell:
+    """The adaptive cell of a row, whatever its attack, over three networks."""
+    (cell,) = (c for c in plan.cells if c.row == row)
+    return PlannedCell(
+        cell=cell,
+        identities=tuple(f"{cell}#{number}" for number in range(3)),
+        victims=tuple(tuple(range(n * 8, n * 8 + 8)) for n in range(3)),
+        skip="",
+        ceiling_mu=None,
+        guarantee="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mse", "word"),
+    # Printed 0.120, so at least 0.1195 / 2 and at most 0.1205 x 2.
+    [(0.0598**2, "reproduced"), (0.2409**2, "reproduced"),
+     (0.0597**2, "not reproduced"), (0.2411**2, "not reproduced")],
+)  # fmt: skip
+def test_a_printed_root_is_compared_with_roots(tpds: Plan, mse: float, word: str) -> None:
+    planned = plan_cell(tpds, defense="cpl/none", networks=3)
+    cell = only(tpds, planned, fill(planned, lambda n, v: {"mse_raw": mse, "mse_clamped": mse}))
+    assert cell["printed"] == {"asr": "1", "rmse": "0.120", "attack_iterations": "11.5"}
+    readings = cell["verdict"]["rmse"]
+    assert "mse" not in cell["verdict"]
+    for name in ("paper_mean_raw", "paper_mean_clamped"):
+        assert readings[name]["value"] == pytest.approx(mse**0.5)
+        assert readings[name]["verdict"] == word
+    # A distance is a root already.
+    assert readings["paper_norm_raw"]["value"] == pytest.approx(0.09)
+    assert "RMSE 0.120: reproduced by" in cell["verdict"]["summary"]
+
+
+def test_a_printed_root_stands_in_the_tables(tpds: Plan) -> None:
+    planned = plan_cell(tpds, defense="cpl/none", networks=3)
+    report = build(tpds, (planned, fill(planned)))
+    text = tables.to_markdown(report)
+    assert "RMSE" in text
+    (line,) = csv.DictReader(io.StringIO(tables.to_csv(report)))
+    assert (line["printed.rmse"], line["row"], line["variant"]) == ("0.120", "cpl/none", "cpl")
+
+
+def test_gallery_columns_are_rows(tpds: Plan) -> None:
+    columns = gallery.columns_of(tpds)
+    assert [(c.row, c.head, c.detail) for c in columns[3:]] == [
+        ("dlg/none", "DLG", "naive"),
+        ("gradinv/none", "GradInv", "naive"),
+        ("cpl/none", "CPL", "naive"),
+        ("cpl_restarts_4/none", "CPL, 4 restarts", "naive"),
+    ]
 
 
 # ------------------------------------------------------------------------------ verdicts
@@ -483,8 +644,9 @@ def test_json_is_strict_and_keeps_its_order(mixed: cells.Report) -> None:
     again = json.loads(text, parse_constant=refuse)
     assert again == mixed
     assert list(again)[:2] == ["suite", "profile"]
-    assert list(again["cells"][0])[:6] == [
-        "dataset", "model", "defense", "label", "attack", "knowledge",
+    assert list(again["cells"][0])[:10] == [
+        "dataset", "model", "pretrained", "accuracy", "row", "variant", "defense", "label",
+        "attack", "knowledge",
     ]  # fmt: skip
 
 
@@ -500,7 +662,7 @@ def test_csv_has_a_row_a_cell(mixed: cells.Report) -> None:
 def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: cells.Report) -> None:
     changed = json.loads(json.dumps(mixed))
     changed["notes"].append(
-        {"text": "<script>alert(1)</script>", "source": "suite", "datasets": None, "defenses": None}
+        {"text": "<script>alert(1)</script>", "source": "suite", "datasets": None, "rows": None}
     )
     page = tables.to_html(changed, b"\x89PNG")
     assert "<script" not in page
@@ -535,12 +697,12 @@ def store(
             made = [r | {"host": {"arrays": {"file": f"{number}.npz", "row": i}}}
                     for i, r in enumerate(records.values())]  # fmt: skip
             victims = np.array([r["victim"] for r in made])
-            truth = pictures[victims][:, None]
+            truth = pictures[victims]
             noise = generator.normal(0.5, 40, truth.shape).astype(np.float32)
             good = np.array([(r["mse_raw"] or 1.0) < 0.01 for r in made])
-            inputs = np.where(good[:, None, None, None, None], truth, noise)
+            inputs = np.where(good[:, None, None, None], truth, noise)
             start = np.full_like(truth, 0.5)
-            if spoil != planned.cell.defense_id:
+            if spoil != planned.cell.row:
                 writer.arrays(f"{number}.npz", {"inputs": inputs, "start": start})
             writer.append(made)
         writer.manifest(MANIFEST)
@@ -550,7 +712,7 @@ def store(
 def box_of(plan: Plan, rows: int, row: int, column: str, knowledge: str = "") -> gallery.Box:
     """Where a picture is in a gallery with `rows` rows of pictures."""
     columns = gallery.columns_of(plan)
-    names = [(c.defense or c.detail, c.knowledge or "") for c in columns]
+    names = [(c.row or c.detail, c.knowledge or "") for c in columns]
     blank = gallery.Row(label=("",), pictures=(gallery.Picture(image=None, caption=""),))
     return gallery.layout([blank] * rows, columns, 2).box(row, names.index((column, knowledge)))
 

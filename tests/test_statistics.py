@@ -212,6 +212,85 @@ def test_the_same_seed_gives_the_same_interval(function: IntervalOf) -> None:
     assert function(outcomes, seed=3) == function(outcomes, seed=3)
 
 
+@settings(max_examples=40, deadline=None)
+@given(outcomes=RATES, seed=SEEDS)
+def test_groups_of_one_are_no_groups(outcomes: list[list[bool]], seed: int) -> None:
+    names = [[7 * place for place in range(len(network))] for network in outcomes]
+    grouped = rate_interval(outcomes, seed=seed, resamples=50, groups=names)
+    assert grouped == rate_interval(outcomes, seed=seed, resamples=50)
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_groups_that_all_agree_count_once_each(success: bool) -> None:
+    """Four batches of eight images are four trials, not 32."""
+    outcomes = [[success] * 16] * 2
+    names = [[place // 8 * 8 for place in range(16)]] * 2
+    low, value, high = ends(rate_interval(outcomes, groups=names))
+    assert (low, high) == wilson(4 * success, 4)
+    assert value == float(success)
+    assert (low, high) != wilson(32 * success, 32)
+
+
+def test_images_of_one_group_together_widen_the_interval() -> None:
+    outcomes = [[True] * 8 + [False] * 8, [False] * 8 + [True] * 8]
+    names = [[place // 8 for place in range(16)]] * 2
+    grouped, alone = rate_interval(outcomes, groups=names), rate_interval(outcomes)
+    assert grouped.value == alone.value == 0.5
+    assert width(grouped) > 1.5 * width(alone)
+    low, _, high = ends(grouped)
+    assert low <= wilson(2, 4)[0] and high >= wilson(2, 4)[1]
+
+
+def test_groups_are_resampled_whole_as_a_loop_would() -> None:
+    generator = np.random.default_rng(3)
+    shares, outcomes, names = [], [], []
+    for size in (30, 18, 24):
+        hits = [int(generator.integers(0, 5)) for _ in range(size)]
+        shares.append([hit / 4 for hit in hits])
+        outcomes.append([place < hit for hit in hits for place in range(4)])
+        names.append([group for group in range(size) for _ in range(4)])
+    low, value, high = ends(rate_interval(outcomes, resamples=8000, groups=names))
+    assert value == pytest.approx(np.mean([share for network in shares for share in network]))
+    expected = naive_two_stage(shares, lambda drawn: float(np.mean(drawn)), 1, 8000)
+    count, total = sum(map(len, shares)), sum(map(sum, shares))
+    assert low == pytest.approx(min(expected[0], wilson(math.floor(total), count)[0]), abs=0.01)
+    assert high == pytest.approx(max(expected[1], wilson(math.ceil(total), count)[1]), abs=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(outcomes=RATES, seed=SEEDS, level=st.floats(0.01, 0.99), data=st.data())
+def test_the_order_of_groups_and_their_members_does_not_matter(
+    outcomes: list[list[bool]], seed: int, level: float, data: st.DataObject
+) -> None:
+    names = [data.draw(st.lists(st.integers(0, 3), min_size=len(n), max_size=len(n)))
+             for n in outcomes]  # fmt: skip
+    orders = [data.draw(st.permutations(range(len(network)))) for network in outcomes]
+    networks = data.draw(st.permutations(range(len(outcomes))))
+    one = rate_interval(outcomes, level, seed, 50, groups=names)
+    two = rate_interval(
+        [[outcomes[n][place] for place in orders[n]] for n in networks],
+        level,
+        seed,
+        50,
+        groups=[[names[n][place] + 10 for place in orders[n]] for n in networks],
+    )
+    assert one == two
+    low, value, high = ends(one)
+    assert 0 <= low <= value <= high <= 1
+    assert value == pytest.approx(np.mean([hit for network in outcomes for hit in network]))
+
+
+def test_groups_of_networks_without_trials_change_nothing() -> None:
+    some = rate_interval([[True, True, False]], groups=[[0, 0, 1]])
+    assert some == rate_interval([[], [True, True, False]], groups=[[], [0, 0, 1]])
+    assert rate_interval([[], []], groups=[[], []]) == Interval(None, None, None)
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        rate_interval([[True, False, True]], groups=[[0, 0]])
+
+
 def test_one_network_is_the_ordinary_bootstrap() -> None:
     values = np.random.default_rng(0).lognormal(size=40)
     ours = mean_interval([values.tolist()], resamples=20_000)

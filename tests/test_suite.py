@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from leakbench import suite as suites
 from leakbench.errors import LeakbenchError
-from leakbench.suite import Plan, complete, resolve
+from leakbench.suite import Cell, Plan, complete, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE3 = ROOT / "suites" / "tifs_table3.toml"
 PUBLISHED = ROOT.parent / "shared" / "published" / "tifs_table3.csv"
+PUBLISHED_TPDS = PUBLISHED.with_name("tpds_table1.csv")
 
 DATASETS = ("mnist", "fashion_mnist", "cifar10", "lfw")
 
@@ -51,6 +52,32 @@ PAPER: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("300", "300", "300", "300"),
     ),
 }
+
+# TPDS Table 1 as printed, typed in from the paper: row -> (success rate, root mean square, attack
+# iterations), each for TPDS_DATASETS.
+TPDS_DATASETS = ("mnist", "cifar10", "lfw")
+TPDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "dlg": (
+        ("0.686", "0.754", "0.857"),
+        ("0.145", "0.109", "0.089"),
+        ("18.4", "114.5", "69.2"),
+    ),
+    "gradinv": (
+        ("1", "0.985", "0.994"),
+        ("0.122", "0.095", "0.071"),
+        ("846", "2135", "1826"),
+    ),
+    "cpl": (
+        ("1", "0.973", "1"),
+        ("0.120", "0.094", "0.067"),
+        ("11.5", "28.3", "25"),
+    ),
+}
+
+CPL_DEFAULTS = {
+    "steps": 300, "init": "patterned", "grid": 2, "distribution": "uniform", "line_search": False,
+    "restarts": 1, "total_variation": 0.0, "local_steps": "unroll",
+}  # fmt: skip
 
 TINY = """
 schema = 1
@@ -104,6 +131,110 @@ victims = 2
 """
 
 
+# Three variants: all tables of the suite, all tables of its own, an attack that needs a grant.
+VARIED = """
+schema = 1
+name = "varied"
+title = "A suite with variants"
+paper = "none"
+source = "written for a test"
+version = 1
+seed = 7
+datasets = ["mnist", "lfw"]
+
+[model]
+name = "lenet_cpl"
+weights = "default"
+
+[training]
+mode = "federated"
+learning_rate = 0.5
+iterations = 9
+batch_size = { mnist = 8, lfw = 3 }
+
+[leak]
+observations = 2
+
+[attack]
+name = "cpl"
+parameters = { line_search = true, restarts = 2 }
+
+[[variants]]
+id = "plain"
+label = "Plain"
+
+[[variants]]
+id = "own"
+label = "Own"
+datasets = ["mnist"]
+[variants.model]
+name = "cnn2"
+pretraining = { epochs = 3 }
+[variants.training]
+mode = "federated"
+local_steps = 4
+batch_size = { mnist = 2 }
+[variants.leak]
+type = 0
+[variants.attack]
+name = "gradinv"
+parameters = { lr = 0.2 }
+
+[[variants]]
+id = "matched"
+label = "Matched"
+datasets = ["mnist"]
+[variants.attack]
+name = "candidates"
+grants = ["labels", "candidates", "labels"]
+knowledge = ["adaptive"]
+
+[knowledge.naive]
+[knowledge.adaptive]
+parameters = { line_search = false }
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "no defense"
+
+[[defenses]]
+id = "dp"
+name = "dp_baseline"
+label = "DP"
+datasets = ["mnist"]
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[gallery]
+variant = "own"
+defense = "dp"
+
+[[printed]]
+dataset = "mnist"
+variant = "plain"
+defense = "none"
+asr = "1"
+rmse = "0.12"
+attack_iterations = "11.5"
+
+[[notes]]
+text = "About one of them."
+variants = ["own"]
+
+[profiles.quick]
+networks = 1
+victims = 8
+parameters = { steps = 20 }
+[profiles.quick.variants]
+own = { steps = 30 }
+"""
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str], str]:
     """Write a suite file and give its path."""
@@ -120,6 +251,12 @@ def replaced(old: str, new: str) -> str:
     """The tiny suite with one piece exchanged."""
     assert TINY.count(old) == 1, old
     return TINY.replace(old, new)
+
+
+def varied(old: str, new: str) -> str:
+    """The suite with variants with one piece exchanged."""
+    assert VARIED.count(old) == 1, old
+    return VARIED.replace(old, new)
 
 
 def error_of(suite: str, profile: str = "quick", **options: object) -> str:
@@ -143,7 +280,7 @@ def test_every_suite_resolves_in_every_profile(path: Path) -> None:
     for profile in parsed.profiles:
         plan = resolve(path.stem, profile)
         assert plan.cells
-        assert plan.trials > 0
+        assert plan.networks * plan.victims > 0
 
 
 def as_table(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -200,6 +337,43 @@ def test_table3_sets_what_the_paper_says() -> None:
     assert cells["mnist", "none", "naive"].attack_parameters["line_search"] is False
 
 
+def test_tpds_table1_prints_what_the_paper_prints() -> None:
+    plan = resolve("tpds_table1", "paper")
+    assert set(plan.printed) == {(d, f"{row}/none") for d in TPDS_DATASETS for row in TPDS}
+    for row, numbers in TPDS.items():
+        found = [plan.printed[dataset, f"{row}/none"] for dataset in TPDS_DATASETS]
+        assert tuple(p.asr for p in found) == numbers[0]
+        assert tuple(p.distance for p in found) == tuple(("rmse", text) for text in numbers[1])
+        assert tuple(p.attack_iterations for p in found) == numbers[2]
+
+
+def test_tpds_table1_prints_what_was_published() -> None:
+    if not PUBLISHED_TPDS.is_file():
+        pytest.skip("the published tables are not beside this checkout")
+    with PUBLISHED_TPDS.open(encoding="utf-8") as file:
+        published = {
+            (r["dataset"], r["method"], r["metric"]): r["value"] for r in csv.DictReader(file)
+        }
+    plan = resolve("tpds_table1", "paper")
+    ours = {
+        (dataset, printed.variant, metric): getattr(printed, metric)
+        for (dataset, _), printed in plan.printed.items()
+        for metric in ("asr", "rmse", "attack_iterations")
+    }
+    assert ours == published
+    assert len(ours) == 27
+
+
+def test_tpds_table1_sets_what_the_paper_says() -> None:
+    cells = {c.row: c for c in resolve("tpds_table1", "paper").cells if c.dataset == "lfw"}
+    assert {row: cell.attack_parameters["steps"] for row, cell in cells.items()} == {
+        "dlg/none": 300, "gradinv/none": 2500, "cpl/none": 300, "cpl_restarts_4/none": 300,
+    }  # fmt: skip
+    assert {cell.batch_size for cell in cells.values()} == {1}
+    assert cells["cpl/none"].attack_parameters["restarts"] == 1
+    assert cells["cpl_restarts_4/none"].attack_parameters["restarts"] == 4
+
+
 # ------------------------------------------------------------------------------ what is right
 
 
@@ -207,9 +381,9 @@ def test_tiny_suite_resolves_with_all_defaults_spelled_out(write: Callable[[str]
     plan = resolve(write(TINY))
     assert [str(cell) for cell in plan.cells] == ["mnist/none/cpl/naive", "mnist/dp/cpl/naive"]
     spec = plan.cells[1].spec()
-    assert spec["attack_parameters"] == {"steps": 2, "grid": 2, "line_search": False}
+    assert spec["attack_parameters"] == CPL_DEFAULTS | {"steps": 2}
     assert set(spec["defense_parameters"]) == {"clip", "noise_multiplier", "convention"}
-    assert "defense_id" not in spec and "defense_label" not in spec
+    assert not {"variant", "defense_id", "label", "row"} & set(spec)
     assert suites.canonical(spec) == suites.canonical(plan.cells[1].spec())
 
 
@@ -230,7 +404,7 @@ def test_settings_reach_deep_keys_and_list_items(write: Callable[[str], str]) ->
     cell = plan.cells[1]
     assert cell.dataset == "fashion_mnist"
     assert cell.batch_size == 4
-    assert cell.attack_parameters == {"steps": 5, "grid": 2, "line_search": True}
+    assert cell.attack_parameters == CPL_DEFAULTS | {"steps": 5, "line_search": True}
     assert cell.defense_parameters["convention"] == "sum"
     assert cell.defense_parameters["clip"] == 2
     assert plan.suite.title == "two words"
@@ -252,6 +426,251 @@ def test_another_attack_drops_parameters_it_does_not_have(write: Callable[[str],
 def test_a_defense_that_is_no_row_runs_with_its_defaults(write: Callable[[str], str]) -> None:
     plan = resolve(write(TINY), defense="adaclip")
     assert [cell.defense_id for cell in plan.cells] == ["adaclip"]
+
+
+# ------------------------------------------------------------------------------ variants
+
+
+def test_every_variant_makes_a_row_of_every_defense(write: Callable[[str], str]) -> None:
+    plan = resolve(write(VARIED))
+    assert [str(cell) for cell in plan.cells] == [
+        "mnist/plain/none/cpl/naive",
+        "mnist/plain/none/cpl/adaptive",
+        "mnist/plain/dp/cpl/naive",
+        "mnist/plain/dp/cpl/adaptive",
+        "mnist/own/none/gradinv/naive",
+        "mnist/own/none/gradinv/adaptive",
+        "mnist/own/dp/gradinv/naive",
+        "mnist/own/dp/gradinv/adaptive",
+        "mnist/matched/none/candidates/adaptive",
+        "mnist/matched/dp/candidates/adaptive",
+        # Only the first variant, and only one defense, are for this data set.
+        "lfw/plain/none/cpl/naive",
+        "lfw/plain/none/cpl/adaptive",
+    ]
+    assert set(plan.printed) == {("mnist", "plain/none")}
+
+
+def test_labels_name_the_defense_where_there_are_several(write: Callable[[str], str]) -> None:
+    several = {cell.row: cell.label for cell in resolve(write(VARIED)).cells}
+    assert several["plain/none"] == "Plain, no defense"
+    assert several["own/dp"] == "Own, DP"
+    one = {cell.row: cell.label for cell in resolve(write(VARIED), defense="dp").cells}
+    assert one == {"plain/dp": "Plain", "own/dp": "Own", "matched/dp": "Matched"}
+    assert {cell.label for cell in resolve(write(TINY)).cells} == {"none", "DP"}
+    assert {cell.label for cell in resolve(write(TINY), defense="dp").cells} == {"DP"}
+
+
+def cell_of(plan: Plan, row: str, knowledge: str = "adaptive", dataset: str = "mnist") -> Cell:
+    (found,) = (
+        c for c in plan.cells if (c.dataset, c.row, c.knowledge) == (dataset, row, knowledge)
+    )
+    return found
+
+
+def test_a_variant_replaces_whole_tables(write: Callable[[str], str]) -> None:
+    plan = resolve(write(VARIED))
+    plain, own = cell_of(plan, "plain/none"), cell_of(plan, "own/none")
+    assert (plain.model, plain.weights, plain.pretraining) == ("lenet_cpl", "default", None)
+    assert own.model == "cnn2"
+    assert own.weights == "uniform"  # the table's own default, not the suite's "default"
+    assert own.pretraining == {"epochs": 3, "batch_size": 50, "learning_rate": 0.001}
+    assert (plain.batch_size, plain.local_steps, plain.learning_rate) == (8, 1, 0.5)
+    assert (own.batch_size, own.local_steps, own.learning_rate) == (2, 4, 0.1)
+    assert (plain.iterations, own.iterations) == (9, 1)
+    assert (plain.leak, own.leak) == ("type2/example@first x2", "type0@first")
+    assert (plain.observations, own.observations) == (2, 1)
+    assert (plain.images_a_gradient, own.images_a_gradient) == (1, 8)
+    assert plain.attack_parameters["restarts"] == 2
+    assert (own.attack_parameters["restarts"], own.attack_parameters["lr"]) == (1, 0.2)
+    assert (plain.grants, own.grants) == ((), ())
+    assert cell_of(plan, "matched/none").grants == ("candidates", "labels")
+    assert cell_of(plan, "plain/none", dataset="lfw").batch_size == 3
+
+
+def test_what_decides_a_result_of_a_variant_is_in_its_spec(write: Callable[[str], str]) -> None:
+    plan = resolve(write(VARIED))
+    spec = cell_of(plan, "own/none").spec()
+    assert spec["pretraining"]["epochs"] == 3
+    assert (spec["leak_type"], spec["local_steps"], spec["learning_rate"]) == (0, 4, 0.1)
+    assert cell_of(plan, "matched/dp").spec()["grants"] == ("candidates", "labels")
+    renamed = resolve(write(VARIED.replace('"own"', '"mine"').replace("own =", "mine =")))
+    assert suites.canonical(cell_of(renamed, "mine/none").spec()) == suites.canonical(spec)
+
+
+def test_shared_parameters_go_to_the_attacks_that_have_them(write: Callable[[str], str]) -> None:
+    """`steps` of the profile and `line_search` of the knowledge: candidates has neither."""
+    plan = resolve(write(VARIED))
+    assert cell_of(plan, "plain/dp").attack_parameters == CPL_DEFAULTS | {
+        "steps": 20, "restarts": 2,
+    }  # fmt: skip
+    naive = cell_of(plan, "plain/dp", "naive").attack_parameters
+    assert naive == CPL_DEFAULTS | {"steps": 20, "restarts": 2, "line_search": True}
+    own = cell_of(plan, "own/dp").attack_parameters
+    assert own["steps"] == 30  # the profile's own word for this variant
+    assert "line_search" not in own
+    assert cell_of(plan, "matched/dp").attack_parameters == {"local_steps": "unroll"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "meant"),
+    [
+        ("{ steps = 20 }", "{ stepz = 20 }", "attacks of all variants", "steps"),
+        ("{ line_search = false }", "{ line_serch = false }", "attacks of all", "line_search"),
+        ("own = { steps = 30 }", "own = { stepz = 30 }", "variant 'own', attack", "steps"),
+        ("{ lr = 0.2 }", "{ lrr = 0.2 }", "variant 'own', attack 'gradinv'", "lr"),
+        ("restarts = 2 }", "restart = 2 }", "variant 'plain', attack 'cpl'", "restarts"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_parameter_is_refused_wherever_it_stands(
+    write: Callable[[str], str], old: str, new: str, key: str, meant: str
+) -> None:
+    text = error_of(write(varied(old, new)))
+    assert "bad.toml" in text and key in text
+    assert f"did you mean '{meant}'?" in text
+
+
+def test_an_attack_picks_variants_by_id_or_by_its_name(write: Callable[[str], str]) -> None:
+    def rows(attack: str) -> list[str]:
+        return list(dict.fromkeys(c.row for c in resolve(write(VARIED), attack=attack).cells))
+
+    assert rows("own") == rows("gradinv") == ["own/none", "own/dp"]
+    assert rows("cpl") == ["plain/none", "plain/dp"]
+    assert resolve("tpds_table1", attack="cpl").printed.keys() == {
+        (dataset, "cpl/none") for dataset in TPDS_DATASETS
+    }
+    found = {cell.row for cell in resolve("tpds_table1", attack="cpl").cells}
+    assert found == {"cpl/none", "cpl_restarts_4/none"}  # an id, and an attack of this name
+
+
+def test_an_attack_of_no_variant_runs_in_place_of_the_first(write: Callable[[str], str]) -> None:
+    plan = resolve(write(VARIED), attack="start_image")
+    assert {cell.row for cell in plan.cells} == {"start_image/none", "start_image/dp"}
+    assert {cell.label for cell in plan.cells} == {"start_image, no defense", "start_image, DP"}
+    cell = cell_of(plan, "start_image/dp")
+    assert cell.attack_parameters == {"grid": 2}
+    assert (cell.model, cell.observations) == ("lenet_cpl", 2)
+    assert not plan.printed
+    assert "--attack: unknown attack 'gradinf'" in error_of(write(VARIED), attack="gradinf")
+
+
+def test_settings_of_one_variant_beat_the_profile(write: Callable[[str], str]) -> None:
+    steps = ["variants.1.attack.parameters.steps=7"]
+    plan = resolve(write(VARIED), settings=steps)
+    assert cell_of(plan, "own/none").attack_parameters["steps"] == 7
+    assert cell_of(plan, "plain/none").attack_parameters["steps"] == 20
+    both = [*steps, "profiles.quick.variants.own.steps=8"]
+    plan = resolve(write(VARIED), settings=both)
+    assert cell_of(plan, "own/none").attack_parameters["steps"] == 8
+
+
+def test_a_changed_variant_is_not_compared_with_print(write: Callable[[str], str]) -> None:
+    place = ("mnist", "plain/none")
+    assert place in resolve(write(VARIED), settings=["variants.1.training.local_steps=2"]).printed
+    assert place in resolve(write(VARIED), settings=["attack.parameters.steps=2"]).printed
+    assert place not in resolve(write(VARIED), settings=["attack.parameters.grid=1"]).printed
+    assert place not in resolve(write(VARIED), settings=["leak.observations=3"]).printed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            'mode = "federated"\nlocal_steps = 4\n', "",
+            ["variant 'own'", "key leak.type", 'set training.mode = "federated"'],
+        ),
+        (
+            'mode = "federated"\nlearning_rate', "local_steps = 2\nlearning_rate",
+            ["variant 'plain'", "key training.local_steps", 'set training.mode = "federated"'],
+        ),
+        (
+            "type = 0", 'type = 2\nview = "batch"',
+            ["variant 'own'", "key training.local_steps", "local_steps must be 1"],
+        ),
+        (
+            "type = 0", 'type = 0\nview = "batch"',
+            ["variant 'own'", "key leak.view", "only type 2 has a view"],
+        ),
+        ("type = 0", "type = 3", ["key variants.1.leak.type", "0, 1 or 2", "got 3"]),
+        ("{ mnist = 8, lfw = 3 }", "{ mnist = 8 }",
+         ["variant 'plain'", "key training.batch_size", "no entry for 'lfw'"]),
+        ("{ mnist = 2 }", "{ mnits = 2 }",
+         ["key training.batch_size", "did you mean 'mnist'?", "allowed: "]),
+        ("epochs = 3", "epochs = 0", ["key variants.1.model.pretraining.epochs", "greater than 0"]),
+        ('name = "cnn2"', 'name = "cnn3"', ["variant 'own'", "key model.name", "'cnn2'"]),
+        ('name = "gradinv"', 'name = "gradinf"',
+         ["variant 'own'", "key attack.name", "did you mean 'gradinv'?"]),
+        ("[knowledge.adaptive]\nparameters = { line_search = false }", "",
+         ["variant 'matched'", "key attack.knowledge", "['adaptive']"]),
+        ('knowledge = ["adaptive"]', "knowledge = []",
+         ["key variants.2.attack.knowledge", "at least 1"]),
+        ('"labels", "candidates", "labels"', '"lables"',
+         ["key variants.2.attack.grants.0", "'labels', 'candidates' or 'public'"]),
+        ('id = "own"', 'id = "plain"', ["key variants.id", "'plain' stands there twice"]),
+        ('id = "own"', 'id = "O n"', ["key variants.1.id", "pattern"]),
+        ('label = "Own"', 'lable = "Own"',
+         ["key variants.1.lable", "did you mean 'label'?", "allowed: "]),
+        ('label = "Own"\ndatasets = ["mnist"]', 'label = "Own"\ndatasets = ["mnits"]',
+         ["key variants.datasets", "did you mean 'mnist'?"]),
+        ('rmse = "0.12"', "", ["key printed", "give mse or rmse, not both or none"]),
+        ('rmse = "0.12"', 'rmse = "0.12"\nmse = "0.0144"',
+         ["key printed", "give mse or rmse, not both or none"]),
+        ('rmse = "0.12"', 'rmse = "a lot"', ["key printed.rmse", "'a lot' is not a number"]),
+        ('variant = "plain"', 'variant = "plane"',
+         ["key printed.variant", "did you mean 'plain'?", "allowed: "]),
+        ('variant = "plain"\n', "",
+         ["key printed.variant", "unknown variant ''", "allowed: matched, own, plain"]),
+        ('variants = ["own"]', 'variants = ["won"]',
+         ["key notes.variants", "did you mean 'own'?", "allowed: "]),
+        ('variant = "own"', 'variant = "won"', ["key gallery.variant", "did you mean 'own'?"]),
+        ("own = { steps = 30 }", "won = { steps = 30 }",
+         ["key profiles.variants", "did you mean 'own'?", "allowed: "]),
+    ],
+)  # fmt: skip
+def test_wrong_variants_name_file_key_and_what_is_allowed(
+    write: Callable[[str], str], old: str, new: str, words: list[str]
+) -> None:
+    text = error_of(write(varied(old, new)))
+    assert "bad.toml" in text
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('mse = "1.5e-05"', 'mse = "1.5e-05"\nvariant = "a"', "printed.variant"),
+        ('defense = "none"', 'defense = "none"\nvariant = "a"', "printed.variant"),
+        ("victims = 2", "victims = 2\nvariants = { a = { steps = 3 } }", "profiles.variants"),
+    ],
+)
+def test_a_suite_without_variants_knows_none(
+    write: Callable[[str], str], old: str, new: str, key: str
+) -> None:
+    text = error_of(write(replaced(old, new)))
+    assert f"key {key}" in text and "unknown variant 'a'" in text
+
+
+def test_twice_the_same_variant_under_two_ids_is_refused(write: Callable[[str], str]) -> None:
+    again = '[[variants]]\nid = "again"\nlabel = "Again"\n'
+    text = error_of(write(varied("[knowledge.naive]", f"{again}[knowledge.naive]")))
+    assert "rows 'plain/none' and 'again/none' are the same" in text
+
+
+def test_an_image_model_on_a_table_is_refused(write: Callable[[str], str]) -> None:
+    table = TINY.replace('["mnist"]', '["breast_cancer"]').replace("{ mnist", "{ breast_cancer")
+    table = table.replace('dataset = "mnist"', 'dataset = "breast_cancer"')
+    text = error_of(write(table))
+    assert "bad.toml, key model.name" in text
+    assert "'cnn2' takes images, 'breast_cancer' has none; allowed for it: mlp" in text
+    dense = table.replace('name = "cnn2"', 'name = "mlp"')
+    assert {cell.model for cell in resolve(write(dense)).cells} == {"mlp"}
+
+
+@pytest.mark.parametrize("number", ["1", "9", "attack"])
+def test_settings_of_a_variant_that_is_not_there(write: Callable[[str], str], number: str) -> None:
+    setting = f"variants.{number}.attack.parameters.steps=7"
+    assert "variants" in error_of(write(TINY), settings=[setting])
 
 
 # ------------------------------------------------------------------------------ what is wrong
@@ -530,8 +949,8 @@ SNIPPETS = st.sampled_from(
 
 @st.composite
 def mutations(draw: st.DrawFn) -> str:
-    """The tiny suite after a few cuts, doublings, exchanges and insertions."""
-    text = TINY
+    """A suite after a few cuts, doublings, exchanges and insertions."""
+    text = draw(st.sampled_from([TINY, VARIED]))
     for _ in range(draw(st.integers(1, 6))):
         begin = draw(st.integers(0, len(text)))
         end = min(len(text), begin + draw(st.integers(0, 30)))
@@ -573,17 +992,19 @@ def test_no_bytes_raise_anything_but_a_sentence(
     path=st.lists(
         st.sampled_from(
             ["attack", "parameters", "steps", "defenses", "0", "1", "rules", "profiles", "quick",
-             "datasets", "training", "batch_size", "mnist", "", " ", "²", "-1", "knowledge"]
+             "datasets", "training", "batch_size", "mnist", "", " ", "²", "-1", "knowledge",
+             "variants", "own", "attack.parameters"]
         ),
         min_size=1, max_size=5,
     ),
     value=st.one_of(st.text(max_size=12), SNIPPETS),
+    text=st.sampled_from([TINY, VARIED]),
 )  # fmt: skip
 def test_no_setting_raises_anything_but_a_sentence(
-    path: list[str], value: str, tmp_path_factory: pytest.TempPathFactory
+    path: list[str], value: str, text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "settings.toml"
-    file.write_text(TINY, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     try:
         resolve(str(file), settings=[f"{'.'.join(path)}={value}"])
     except LeakbenchError as error:

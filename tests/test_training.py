@@ -16,6 +16,7 @@ from leakbench.contracts import (
     Gradients,
     Granularity,
     LeakPoint,
+    LocalSteps,
     Model,
     Observation,
     Replay,
@@ -306,8 +307,7 @@ def test_one_undefended_step_is_the_mean_gradient() -> None:
         mean = average(reference_gradients(MODEL, weights, batches[0], client))
         seen = {k: v[client] for k, v in leaks[2].tensors.items()}
         close(seen, mean, 1e-12)
-        update = {k: v[client] for k, v in leaks[0].tensors.items()}
-        close(update, {k: -RATE * v for k, v in mean.items()}, 1e-12)
+        close({k: v[client] for k, v in leaks[0].tensors.items()}, mean, 1e-12)
 
 
 def test_capture_returns_the_victims_asked_for() -> None:
@@ -552,3 +552,163 @@ def test_a_replay_does_not_depend_on_how_many_victims_it_has() -> None:
         chosen = torch.tensor([*range(7), victim])  # one victim of this defense in the batch
         alone = simulate(images[chosen, None], labels[chosen, None], chosen).flatten()[-1]
         assert torch.equal(alone, together[victim])
+
+
+# ---------------------------------------------------------------------------- several local steps
+
+STEPS = [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)]
+
+
+def joined(batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of all local steps as the attacker has them: one step after the other."""
+    return (
+        torch.cat([batch.inputs for batch in batches], dim=1),
+        torch.cat([batch.labels for batch in batches], dim=1),
+    )
+
+
+def updated(
+    batches: Sequence[Batch], weights: Weights, point: LeakPoint, *defenses: Defense
+) -> tuple[Gradients, list[Replay], Tensor]:
+    """Updates of clients who take turns with the defenses; their replays, and who has which."""
+    clients, size = batches[0].inputs.shape[:2]
+    replay_of = torch.arange(clients) % len(defenses)
+    leaks, replays = [], []
+    for defense in defenses:
+        state = defense.init(weights)
+        context = Context(clients=tuple(range(clients)), batch_size=size)
+        leaks.append(
+            capture(
+                MODEL, weights, batches, defense, context, point, state=state, learning_rate=RATE,
+                chunk_size=256,
+            )
+        )  # fmt: skip
+        replays.append(Replay(defense=defense, state=state, context=context))
+    tensors = {
+        name: torch.stack([leaks[of].tensors[name][row] for row, of in enumerate(replay_of)])
+        for name in weights
+    }
+    return Gradients(tensors, ("client",)), replays, replay_of
+
+
+@pytest.mark.parametrize("point", [UPDATE, RECEIPT], ids=str)
+@pytest.mark.parametrize(("steps", "size"), STEPS)
+def test_unrolled_steps_are_a_plain_loop_of_sgd(point: LeakPoint, steps: int, size: int) -> None:
+    weights = draw(MODEL, torch.float64)
+    batches = digits(3, size, steps, torch.float64)
+    seen, replays, which = updated(batches, weights, point, Defense())
+    simulate = simulator(
+        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
+        local_steps=steps, learning_rate=RATE,
+    )  # fmt: skip
+    # A guess, not the truth, and victims in another order.
+    inputs, labels = joined(batches)
+    inputs = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).double()
+    rows = torch.tensor([2, 0])
+    found = simulate(inputs[rows], labels[rows], rows)
+    guessed = [
+        Batch(inputs=x, labels=y)
+        for x, y in zip(inputs[rows].split(size, 1), labels[rows].split(size, 1), strict=True)
+    ]
+    for row, update in enumerate(reference_updates(MODEL, weights, guessed)):
+        wanted = {name: -value / (steps * RATE) for name, value in update.items()}
+        close({name: value[row] for name, value in found.tensors.items()}, wanted, 1e-12)
+    assert found.axes == ("client",)
+
+
+@pytest.mark.parametrize("point", [UPDATE, RECEIPT], ids=str)
+@pytest.mark.parametrize(("steps", "size"), STEPS)
+@pytest.mark.parametrize("soft", [False, True], ids=["indices", "probabilities"])
+def test_averaged_steps_are_one_gradient_of_all_examples(
+    point: LeakPoint, steps: int, size: int, soft: bool
+) -> None:
+    weights = draw(MODEL, torch.float64)
+    batches = digits(2, size, steps, torch.float64)
+    seen, replays, which = updated(batches, weights, point, Defense())
+    simulate = simulator(
+        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
+        local_steps=steps, learning_rate=RATE,
+    )  # fmt: skip
+    inputs, labels = joined(batches)
+    targets = F.one_hot(labels, 10).double() * 0.9 + 0.01 if soft else labels
+    found = simulate(inputs, targets, torch.arange(2), local_steps="average")
+    for client in range(2):
+        leaves = {k: v.clone().requires_grad_() for k, v in weights.items()}
+        loss = F.cross_entropy(MODEL.logits(leaves, inputs[client]), targets[client])
+        wanted = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        close({name: value[client] for name, value in found.tensors.items()}, wanted, 1e-12)
+    if steps == 1:
+        unrolled = simulate(inputs, targets, torch.arange(2), local_steps="unroll")
+        assert equal(unrolled, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("point", [UPDATE, RECEIPT], ids=str)
+@pytest.mark.parametrize(
+    "defenses", [(Defense(),), (CLIPPING,), tuple(SEVERAL)], ids=["naive", "replay", "several"]
+)
+def test_the_truth_is_at_distance_0_of_unrolled_steps_alone(
+    defenses: tuple[Defense, ...], point: LeakPoint, dtype: torch.dtype
+) -> None:
+    weights = draw(MODEL, dtype)
+    batches = digits(8, 2, 3, dtype)
+    seen, replays, which = updated(batches, weights, point, *defenses)
+    simulate = simulator(
+        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
+        local_steps=3, learning_rate=RATE,
+    )  # fmt: skip
+    inputs, labels = joined(batches)
+    everyone = torch.arange(8)
+    unrolled = simulate(inputs, labels, everyone, local_steps="unroll")
+    assert torch.equal(squared_distance(unrolled, seen), torch.zeros(8, dtype=dtype))
+    averaged = simulate(inputs, labels, everyone, local_steps="average")
+    assert bool((squared_distance(averaged, seen) > 1e-6).all())
+
+
+def test_unrolled_steps_have_an_order_and_averaged_ones_have_none() -> None:
+    weights = draw(MODEL, torch.float64)
+    batches = digits(2, 2, 2, torch.float64)
+    seen, replays, which = updated(batches, weights, RECEIPT, Defense())
+    simulate = simulator(
+        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, RECEIPT,
+        local_steps=2, learning_rate=RATE,
+    )  # fmt: skip
+    inputs, labels = joined(batches)
+    rows = torch.arange(2)
+    within, across = [1, 0, 3, 2], [2, 3, 0, 1]
+    close(simulate(inputs[:, within], labels[:, within], rows).tensors, seen.tensors, 1e-12)
+    swapped = simulate(inputs[:, across], labels[:, across], rows)
+    assert bool((squared_distance(swapped, seen) > 1e-6).all())
+    one = simulate(inputs, labels, rows, local_steps="average")
+    two = simulate(inputs[:, across], labels[:, across], rows, local_steps="average")
+    close(one.tensors, two.tensors, 1e-12)
+
+
+@pytest.mark.parametrize("local_steps", ["unroll", "average"])
+@pytest.mark.parametrize("defense", [Defense(), CLIPPING], ids=["naive", "replay"])
+@pytest.mark.parametrize("point", [UPDATE, RECEIPT], ids=str)
+def test_simulated_steps_are_differentiable(
+    defense: Defense, point: LeakPoint, local_steps: LocalSteps
+) -> None:
+    """Against finite differences, with a learning rate at which the second step matters."""
+    model = SigmoidNet(
+        input_shape=(1, 6, 6), classes=3, convolutions=(Convolution(channels=2, stride=2),)
+    )
+    weights = draw(model, torch.float64)
+    images = data.load("mnist").candidates[:2, :, 8:20:2, 8:20:2].double()[None]
+    labels, rate = torch.tensor([[1, 2]]), 2.0
+    batches = [Batch(inputs=images[:, [i]], labels=labels[:, [i]]) for i in range(2)]
+    seen = capture(
+        model, weights, batches, defense, Context(), point, learning_rate=rate,
+        state=defense.init(weights),
+    )  # fmt: skip
+    simulate = simulator(
+        model, [Observation(weights=weights, gradients=seen)],
+        [Replay(defense=defense, state=defense.init(weights))], torch.zeros(1, dtype=torch.int64),
+        point, local_steps=2, learning_rate=rate,
+    )  # fmt: skip
+
+    def leaked(inputs: Tensor) -> Tensor:
+        return simulate(inputs, labels, torch.arange(1), local_steps=local_steps).flatten()
+
+    assert torch.autograd.gradcheck(leaked, images.clone().requires_grad_())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ BASELINES = ("start_image", "mean_image", "class_mean", "nearest_public")
 _MEASURED = (
     *("status", "steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess"),
     *("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim", "rank"),
-    "first_step",
+    *("first_step", "first_evaluations"),
 )
 
 COUNTS = ("ok", "nan", "diverged", "oom", "timeout", "skipped", "error", "missing")
@@ -104,6 +105,11 @@ class _Trials:
         return [record for network in self.judged for record in network]
 
     @property
+    def batches(self) -> list[list[int]]:
+        """Which gradient each image was behind: images of one batch stand or fall together."""
+        return [[record["batch"] for record in network] for network in self.entering]
+
+    @property
     def crashed(self) -> int:
         """Trials that came to nothing: oom, timeout, error."""
         return len(self.all_entering) - len(self.all_judged)
@@ -139,13 +145,13 @@ def build(
     trials = [_collect(each, records) for each in planned]
     same = _same_rows(trials)
     attacked = {
-        (each.cell.dataset, each.cell.defense_id)
+        (each.cell.dataset, each.cell.row)
         for each in trials
         if each.cell.knowledge == "adaptive" and each.all_entering
     }
     cells = []
     for each, item in zip(trials, planned, strict=True):
-        row = (each.cell.dataset, each.cell.defense_id)
+        row = (each.cell.dataset, each.cell.row)
         cells.append(
             _cell(
                 each,
@@ -253,15 +259,24 @@ def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
             for record in each.all_entering
         )
         signature = json.dumps(numbers, sort_keys=True)
-        other = first.setdefault((cell.dataset, cell.knowledge, signature), cell.defense_id)
-        if other != cell.defense_id:
-            found[cell.dataset, cell.defense_id, cell.knowledge] = other
+        other = first.setdefault((cell.dataset, cell.knowledge, signature), cell.row)
+        if other != cell.row:
+            found[cell.dataset, cell.row, cell.knowledge] = other
     return found
 
 
-def _attackers(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Hyper-parameters of every attacker."""
-    return {cell.knowledge: dict(cell.attack_parameters) for cell in plan.cells}
+def _attackers(plan: Plan) -> list[dict[str, Any]]:
+    """Every attacker once: attack, what it knows and is granted, hyper-parameters."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in plan.cells:
+        attacker = {
+            "attack": cell.attack,
+            "knowledge": cell.knowledge,
+            "grants": list(cell.grants),
+            "parameters": dict(cell.attack_parameters),
+        }
+        found.setdefault(json.dumps(attacker, sort_keys=True), attacker)
+    return list(found.values())
 
 
 def _distinct(trials: Sequence[_Trials], dataset: str) -> list[Record]:
@@ -289,12 +304,15 @@ def _cell(
 ) -> dict[str, Any]:
     cell, counts = trials.cell, trials.counts
     judged = trials.all_judged
-    printed = plan.printed.get((cell.dataset, cell.defense_id))
+    printed = plan.printed.get((cell.dataset, cell.row))
     asr = {rule.name: _rate(trials, rule) for rule in rules}
     flags = Counter(name for record in trials.all_entering for name in record.get("flags") or ())
     conditions = {
         "non_adaptive_only": bool(
-            cell.knowledge == "naive" and trials.all_entering and not adaptive_too
+            cell.knowledge == "naive"
+            and not adaptive_too
+            # Where the defense changed nothing, there is nothing to adapt to.
+            and flags["defense_noop"] < len(trials.all_entering)
         ),
         "above_ceiling": any(
             _above(asr[rule.name], ceiling)
@@ -307,8 +325,12 @@ def _cell(
     return {
         "dataset": cell.dataset,
         "model": cell.model,
+        "pretrained": cell.pretraining is not None,
+        "accuracy": _median(judged, "accuracy"),
+        "row": cell.row,
+        "variant": cell.variant,
         "defense": cell.defense_id,
-        "label": cell.defense_label,
+        "label": cell.label,
         "attack": cell.attack,
         "knowledge": cell.knowledge,
         "leak": cell.leak,
@@ -323,8 +345,11 @@ def _cell(
         "ssim": _median(judged, "ssim"),
         "steps": _median(judged, "steps"),
         "evaluations": _median(judged, "evaluations"),
-        "steps_to_success": {
-            rule.name: _steps_to_success(trials, rule) for rule in rules if rule.stepwise
+        **{
+            f"{effort}_to_success": {
+                rule.name: _to_success(trials, rule, effort) for rule in rules if rule.stepwise
+            }
+            for effort in ("steps", "evaluations")
         },
         "start_passes": [rule.name for rule in rules if _start_passes(judged, rule)],
         "label_accuracy": _label_accuracy(judged),
@@ -363,22 +388,24 @@ def _rate(trials: _Trials, rule: Rule) -> Interval:
     """
     if not trials.all_judged:
         return Interval(None, None, None)
-    low = rate_interval(_outcomes(trials, rule))
+    groups = trials.batches
+    low = rate_interval(_outcomes(trials, rule), groups=groups)
     if not trials.crashed:
         return low
-    return Interval(low.value, low.low, rate_interval(_outcomes(trials, rule, crashed=True)).high)
+    crashed = rate_interval(_outcomes(trials, rule, crashed=True), groups=groups)
+    return Interval(low.value, low.low, crashed.high)
 
 
-def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
-    """Effort to the first iterate that passes, over all trials and over successes only.
+def _to_success(trials: _Trials, rule: Rule, effort: str) -> dict[str, float | None]:
+    """Steps or evaluations to the first iterate that passes, of all trials and of successes only.
 
     An attack that ended by itself (converged, nan) or crashed will never succeed: it is censored
     at the end of the longest trial, not where it stopped, where Kaplan-Meier would assume that it
     might have done as well as the others.
     """
     records = trials.all_entering
-    first = [_first_step(record, rule) for record in records]
-    spent = [record["steps"] for record in records if record.get("steps") is not None]
+    first = [_first(record, rule, effort) for record in records]
+    spent = [record[effort] for record in records if record.get(effort) is not None]
     found = [step for step in first if step is not None]
     end = max([*spent, *found], default=0)
     return {
@@ -389,20 +416,22 @@ def _steps_to_success(trials: _Trials, rule: Rule) -> dict[str, float | None]:
     }
 
 
-def _first_step(record: Record, rule: Rule) -> int | None:
-    """First step at which the iterate passed; 0 is the start."""
-    step: int | None = (record.get("first_step") or {}).get(rule.name)
-    return step
+def _first(record: Record, rule: Rule, effort: str = "steps") -> int | None:
+    """Steps or evaluations done when the iterate first passed; 0 is the start."""
+    name = "first_step" if effort == "steps" else "first_evaluations"
+    spent: int | None = (record.get(name) or {}).get(rule.name)
+    return spent
 
 
 def _start_passes(judged: Sequence[Record], rule: Rule) -> bool:
     """Whether the start already is a success for every victim: then the rate measures nothing."""
-    return bool(judged) and all(_first_step(record, rule) == 0 for record in judged)
+    return bool(judged) and all(_first(record, rule) == 0 for record in judged)
 
 
 def _label_accuracy(judged: Sequence[Record]) -> float | None:
-    guesses = [r["label_guess"] == r["label"] for r in judged if r.get("label_guess") is not None]
-    return fmean(guesses) if guesses else None
+    """Share of labels that were right, counted batch by batch whatever their order."""
+    found = [r["labels_found"] for r in judged if r.get("labels_found") is not None]
+    return fmean(found) if found else None
 
 
 def _baselines(records: Sequence[Record]) -> dict[str, float | None]:
@@ -449,28 +478,29 @@ def _summary(
 
 
 def _as_printed(printed: PrintedTable) -> dict[str, str]:
-    return {
-        "asr": printed.asr,
-        "mse": printed.mse,
-        "attack_iterations": printed.attack_iterations,
-    }
+    kind, number = printed.distance
+    return {"asr": printed.asr, kind: number, "attack_iterations": printed.attack_iterations}
 
 
 def _verdict(
     trials: _Trials, rules: Sequence[Rule], printed: PrintedTable, plan: Plan
 ) -> dict[str, Any]:
     """Each printed number against each reading of what it may mean."""
-    where = f"{plan.file}, printed {printed.dataset}/{printed.defense}"
+    where = f"{plan.file}, printed {printed.dataset}/{printed.row}"
+    kind, text = printed.distance
     rate = _printed_number(printed.asr, f"{where}, key asr", highest=1.0)
-    error = _printed_number(printed.mse, f"{where}, key mse")
+    error = _printed_number(text, f"{where}, key {kind}")
     iterations = _printed_number(printed.attack_iterations, f"{where}, key attack_iterations")
     paper = [rule for rule in rules if rule.paper]
     found: dict[str, Any] = {
         "asr": {
-            rule.name: rate_verdict(rate, rate_interval(_outcomes(trials, rule), level=0.90))
+            rule.name: rate_verdict(
+                rate,
+                rate_interval(_outcomes(trials, rule), level=0.90, groups=trials.batches),
+            )
             for rule in paper
         },
-        "mse": {rule.name: _error_reading(trials, rule, error, printed.mse) for rule in paper},
+        kind: {rule.name: _error_reading(trials, rule, kind, error, text) for rule in paper},
         "attack_iterations": _iteration_readings(
             trials, rules, iterations, printed.attack_iterations, at_limit=rate == 0
         ),
@@ -487,13 +517,21 @@ def _printed_number(text: str, where: str, highest: float = inf) -> float:
     return value
 
 
-def _error_reading(trials: _Trials, rule: Rule, printed: float, text: str) -> dict[str, Any]:
-    """Mean error over successes under `rule`, or over all where none succeeds, as in the paper."""
+def _error_reading(
+    trials: _Trials, rule: Rule, kind: str, printed: float, text: str
+) -> dict[str, Any]:
+    """Mean error over successes under `rule`, or over all where none succeeds, as in the paper.
+
+    kind: "rmse" takes the root of each mean squared error; a distance is a root already.
+    """
     successes = _successes(trials, rule)
     any_success = any(successes)
     chosen = successes if any_success else trials.judged
+    values = _finite([[r.get(rule.number) for r in network] for network in chosen])
+    if kind == "rmse" and rule.judged.kind != "distance":
+        values = [[math.sqrt(value) for value in network] for network in values]
     return _reading(
-        _finite([[r.get(rule.number) for r in network] for network in chosen]),
+        values,
         printed,
         text,
         "successes" if any_success else "all",
@@ -525,7 +563,7 @@ def _iteration_readings(
         if at_limit and not any(successes):
             readings[rule.name] = dict(own_stop)
         else:
-            first = [[_first_step(r, rule) for r in network] for network in successes]
+            first = [[_first(r, rule) for r in network] for network in successes]
             readings[rule.name] = _reading(_finite(first), printed, text, "successes")
     readings["own_stop"] = own_stop
     return readings
@@ -563,9 +601,10 @@ def _sentence(
     if not trials.all_entering:
         return "Nothing was measured."
     labels = {rule.name: rule.label for rule in rules} | {"own_stop": "own stop"}
+    kind, text = printed.distance
     numbers: list[tuple[str, str, Mapping[str, Verdict]]] = [
         ("rate", printed.asr, found["asr"]),
-        ("MSE", printed.mse, _words(found["mse"])),
+        (kind.upper(), text, _words(found[kind])),
         ("iterations", printed.attack_iterations, _words(found["attack_iterations"])),
     ]
     clauses = [f"{what} {text}: {_outcome(words, labels)}" for what, text, words in numbers]
@@ -606,27 +645,32 @@ def _note(
     text: str,
     source: str,
     datasets: Sequence[str] | None = None,
-    defenses: Sequence[str] | None = None,
+    rows: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     return {
         "text": text,
         "source": source,
         "datasets": None if datasets is None else list(datasets),
-        "defenses": None if defenses is None else list(defenses),
+        "rows": None if rows is None else list(rows),
     }
 
 
 def _suite_notes(plan: Plan, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Notes of the suite file about something that is in this report."""
-    return [
-        _note(note.text, "suite", note.datasets, note.defenses)
-        for note in plan.suite.notes
-        if any(
-            (note.datasets is None or cell["dataset"] in note.datasets)
-            and (note.defenses is None or cell["defense"] in note.defenses)
+    notes = []
+    for note in plan.suite.notes:
+        about = [
+            cell
             for cell in cells
-        )
-    ]
+            if (note.datasets is None or cell["dataset"] in note.datasets)
+            and (note.defenses is None or cell["defense"] in note.defenses)
+            and (note.variants is None or cell["variant"] in note.variants)
+        ]
+        if about:
+            everywhere = note.defenses is None and note.variants is None
+            rows = None if everywhere else list(dict.fromkeys(cell["row"] for cell in about))
+            notes.append(_note(note.text, "suite", note.datasets, rows))
+    return notes
 
 
 def _computed_notes(cells: Sequence[dict[str, Any]], rules: Sequence[Rule]) -> list[dict[str, Any]]:
@@ -647,12 +691,12 @@ def flag_names(cell: Mapping[str, Any]) -> list[str]:
 
 def _same_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One note a pair of rows, with the data sets and attackers where they agree."""
-    labels = {cell["defense"]: cell["label"] for cell in cells}
+    labels = {cell["row"]: cell["label"] for cell in cells}
     pairs: dict[tuple[str, str], dict[str, list[str]]] = {}
     for cell in cells:
         for name in flag_names(cell):
             if name.startswith("same_as: "):
-                pair = (cell["defense"], name.removeprefix("same_as: "))
+                pair = (cell["row"], name.removeprefix("same_as: "))
                 attackers = pairs.setdefault(pair, {})
                 attackers.setdefault(cell["dataset"], []).append(cell["knowledge"])
     notes = []
@@ -690,7 +734,7 @@ def _ceiling_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "accounting is wrong.",
             "report",
             [cell["dataset"]],
-            [cell["defense"]],
+            [cell["row"]],
         )
         for cell in cells
         if "above_ceiling" in flag_names(cell)
@@ -702,8 +746,8 @@ def _adaptive_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     labels = {}
     for cell in cells:
         if "non_adaptive_only" in flag_names(cell):
-            rows.setdefault(cell["defense"], []).append(cell["dataset"])
-            labels[cell["defense"]] = cell["label"]
+            rows.setdefault(cell["row"], []).append(cell["dataset"])
+            labels[cell["row"]] = cell["label"]
     return [
         _note(
             f"{labels[row]} ({', '.join(datasets)}) was attacked only by an attacker who ignores "

@@ -141,11 +141,11 @@ def draw(run: Run, plan: Plan, planned: Sequence[PlannedCell], path: Path) -> li
 
 def columns_of(plan: Plan) -> list[Column]:
     """Original, start and mean image, then a column for every row and attacker of the suite."""
-    pairs = dict.fromkeys((c.defense_id, c.defense_label, c.knowledge) for c in plan.cells)
+    pairs = dict.fromkeys((c.row, c.label, c.knowledge) for c in plan.cells)
     order = {row: number for number, row in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
     fixed = [Column(head="", detail=name) for name in FIXED_COLUMNS]
     return fixed + [
-        Column(head=label, detail=knowledge, defense=row, knowledge=knowledge)
+        Column(head=label, detail=knowledge, row=row, knowledge=knowledge)
         for row, label, knowledge in sorted(pairs, key=lambda pair: order[pair[0]])
     ]
 
@@ -163,7 +163,7 @@ def layout(rows: Sequence[Row], columns: Sequence[Column], legend_lines: int) ->
     """Positions for these rows and columns."""
     lefts, left = [], MARGIN + ROW_LABEL
     for number, column in enumerate(columns):
-        if number and (column.defense is None or column.defense == columns[number - 1].defense):
+        if number and (column.row is None or column.row == columns[number - 1].defense):
             left += GAP
         elif number:
             left += GROUP_GAP
@@ -236,15 +236,15 @@ def _reference(
 ) -> PlannedCell | None:
     """The suite's reference cell of one data set, or the first with something to show."""
     gallery = plan.suite.gallery
-    wanted = (gallery.defense, gallery.knowledge)
-    ordered = sorted(cells, key=lambda each: (each.cell.defense_id, each.cell.knowledge) != wanted)
+    wanted = (gallery.row, gallery.knowledge)
+    ordered = sorted(cells, key=lambda each: (each.cell.row, each.cell.knowledge) != wanted)
     for each in ordered:
         if pick(_of(each, records), 0.0) is None:
             continue
-        if (each.cell.defense_id, each.cell.knowledge) != wanted:
+        if (each.cell.row, each.cell.knowledge) != wanted:
             warnings.append(
                 f"gallery: {each.cell.dataset}/{'/'.join(wanted)} has no trial to choose victims "
-                f"by; chosen by {each.cell.defense_id}/{each.cell.knowledge}"
+                f"by; chosen by {each.cell.row}/{each.cell.knowledge}"
             )
         return each
     return None
@@ -283,7 +283,7 @@ class _Shelf:
         stack = self._files[name].get(field)
         if stack is None or row >= len(stack):
             return None
-        image: Image = np.asarray(stack[row, 0], dtype=np.float32)  # the victim's batch is one
+        image: Image = np.asarray(stack[row], dtype=np.float32)
         return image
 
     def _read(self, name: str) -> dict[str, NDArray[Any]]:
@@ -314,15 +314,15 @@ def _pictures(
         "mean image": _compared(mean, truth),
     }
     found: dict[tuple[str | None, str | None], Record] = {
-        (each.cell.defense_id, each.cell.knowledge): record
+        (each.cell.row, each.cell.knowledge): record
         for each in cells
         for record in _of(each, records)
         if (record["network"], record["victim"]) == (chosen["network"], chosen["victim"])
     }
     return tuple(
         fixed[column.detail]
-        if column.defense is None
-        else _reconstruction(found.get((column.defense, column.knowledge)), rule, shelf)
+        if column.row is None
+        else _reconstruction(found.get((column.row, column.knowledge)), rule, shelf)
         for column in columns
     )
 
@@ -463,8 +463,8 @@ def _render(plan: Plan, columns: Sequence[Column], rows: Sequence[Row]) -> bytes
 
 def _legend(plan: Plan) -> list[str]:
     gallery = plan.suite.gallery
-    labels = {cell.defense_id: cell.defense_label for cell in plan.cells}
-    reference = f"{labels.get(gallery.defense, gallery.defense)}, {gallery.knowledge}"
+    labels = {cell.row: cell.label for cell in plan.cells}
+    reference = f"{labels.get(gallery.row, gallery.row)}, {gallery.knowledge}"
     rule = _frame_rule(plan)
     frame = ["No strict rule in this suite, no frames."]
     if rule is not None:
@@ -485,12 +485,12 @@ def _heads(sheet: _Sheet, columns: Sequence[Column]) -> None:
     """Method over all its columns, attacker over each."""
     lefts, base = sheet.place.lefts, MARGIN + HEADER - 12
     for left, column in zip(lefts, columns, strict=True):
-        colour = FAINT if column.defense else INK
+        colour = FAINT if column.row else INK
         sheet.text(
             left + SIDE / 2, base, column.detail, colour=colour, across="center", down="baseline"
         )
-    for defense in dict.fromkeys(column.defense for column in columns if column.defense):
-        members = [i for i, column in enumerate(columns) if column.defense == defense]
+    for defense in dict.fromkeys(column.row for column in columns if column.row):
+        members = [i for i, column in enumerate(columns) if column.row == defense]
         left, right = lefts[members[0]], lefts[members[-1]] + SIDE
         letters = int((right - left) / LETTER)
         lines = textwrap.wrap(columns[members[0]].head, letters)[:2]

@@ -34,6 +34,7 @@ ATTACKERS = {
     "naive": " (ignores the defense)",
     "adaptive": " (runs the defense without noise on his dummy input)",
 }
+_EFFORT = ("steps", "evaluations")
 _WARNINGS = {
     "optimiser_failed": "optimiser failed",
     "fits_noise": "truth is not the minimum",
@@ -199,18 +200,14 @@ def _lead(report: Report) -> tuple[str, ...]:
     cells = report["cells"]
     absent = sum(cell["planned"] - sum(cell[status] for status in JUDGED) for cell in cells)
     attacks = ", ".join(dict.fromkeys(cell["attack"] for cell in cells))
-    models = ", ".join(dict.fromkeys(cell["model"] for cell in cells))
+    models = ", ".join(dict.fromkeys(map(_model, cells)))
     taps = ", ".join(dict.fromkeys(cell["leak"] for cell in cells))
     run = (
         f"Suite {report['suite']}, profile {report['profile']}: attack {attacks} on model "
         f"{models}, leak {taps}; {report['networks']} networks x {report['victims']} victims a "
         f"cell; {report['planned'] - absent} of {report['planned']} planned trials have a result."
     )
-    attackers = "; ".join(
-        f"{knowledge}{ATTACKERS.get(knowledge, '')}: "
-        + ", ".join(f"{name}={value}" for name, value in parameters.items())
-        for knowledge, parameters in report["attackers"].items()
-    )
+    attackers = "; ".join(map(_attacker, report["attackers"]))
     asked = report["manifest"]
     overrides = [f"--{k} {asked[k]}" for k in ("attack", "defense") if asked.get(k)]
     overrides += [f"--set {setting}" for setting in asked.get("settings") or ()]
@@ -222,6 +219,19 @@ def _lead(report: Report) -> tuple[str, ...]:
         _where(asked),
     )
     return tuple(part for part in parts if part)
+
+
+def _model(cell: Mapping[str, Any]) -> str:
+    """Name of the network, and whether it had learnt anything before the attack."""
+    return f"{cell['model']} ({'pretrained' if cell['pretrained'] else 'untrained'})"
+
+
+def _attacker(attacker: Mapping[str, Any]) -> str:
+    """One attacker in words: what he ignores or runs, is given, and sets."""
+    knowledge = attacker["knowledge"]
+    given = f", given the {' and '.join(attacker['grants'])}" if attacker["grants"] else ""
+    values = ", ".join(f"{name}={value}" for name, value in attacker["parameters"].items())
+    return f"{attacker['attack']} {knowledge}{ATTACKERS.get(knowledge, '')}{given}: {values}"
 
 
 def _where(manifest: Mapping[str, Any]) -> str:
@@ -249,8 +259,9 @@ def _guide(report: Report) -> tuple[str, ...]:
     if paper:
         lines.append(f"The paper's rule, in {len(paper)} readings: {' / '.join(paper)}.")
     lines += [
-        "MSE, SSIM, steps and evaluations are medians; 'steps to success' is an oracle: "
-        "Kaplan-Meier median of the first iterate that would have passed.",
+        "MSE, SSIM, steps and evaluations are medians; 'to success' is an oracle: Kaplan-Meier "
+        "median of the effort to the first iterate that would have passed. Accuracy is that of the "
+        "attacked network on the public images.",
         "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
         "'-' where there is none at this tap.",
     ]
@@ -312,19 +323,24 @@ def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
 def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
     header = (
-        *("method", "attacker", "SSIM", "label right", "steps", "evaluations"),
-        *(f"steps to success ({rule['label']})" for rule in strict),
+        *("method", "attacker", "accuracy", "SSIM", "label right", "steps", "evaluations"),
+        *(f"{what} to success ({rule['label']})" for rule in strict for what in _EFFORT),
         *("trials", "warnings"),
     )
     rows = tuple(
         (
             cell["label"],
             cell["knowledge"],
+            _rate(cell["accuracy"]),
             _rate(cell["ssim"]),
             _rate(cell["label_accuracy"]),
             compact(cell["steps"]),
             compact(cell["evaluations"]),
-            *(compact(cell["steps_to_success"][rule["name"]]["median"]) for rule in strict),
+            *(
+                compact(cell[f"{what}_to_success"][rule["name"]]["median"])
+                for rule in strict
+                for what in _EFFORT
+            ),
             _trials(cell),
             _warnings(cell),
         )
@@ -349,8 +365,9 @@ def _printed_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
         rates = _rate_readings(cell)
         lines = [("ASR", "asr", rates)]
         if cell["verdict"]:
+            kind = "rmse" if "rmse" in cell["printed"] else "mse"
             lines += [
-                ("MSE", "mse", cell["verdict"]["mse"]),
+                (kind.upper(), kind, cell["verdict"][kind]),
                 ("iterations", "attack_iterations", cell["verdict"]["attack_iterations"]),
             ]
         for what, key, readings in lines:
@@ -440,8 +457,8 @@ def _note_numbers(report: Report, cell: Mapping[str, Any]) -> str:
     numbers = [
         str(number)
         for number, note in enumerate(report["notes"], start=1)
-        if note["defenses"] is not None
-        and cell["defense"] in note["defenses"]
+        if note["rows"] is not None
+        and cell["row"] in note["rows"]
         and (note["datasets"] is None or cell["dataset"] in note["datasets"])
     ]
     return ", ".join(numbers) or DASH

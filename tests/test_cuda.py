@@ -1,0 +1,80 @@
+"""The same code on a GPU: it recovers images there too, and twice the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
+from leakbench.data import load
+from leakbench.models import build
+from leakbench.records import Run
+from leakbench.registry import load as load_plugin
+from leakbench.runner import run
+from leakbench.streams import VictimStreams, generator
+from leakbench.suite import resolve
+from leakbench.training import Batch, capture, simulator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+POINT = LeakPoint()
+
+
+def digits(n: int, device: str) -> tuple[Leak, torch.Tensor]:
+    """Undefended gradients of the first `n` MNIST candidates, and the images."""
+    data = load("mnist")
+    model = build("lenet_cpl", data.input_shape, data.classes)
+    weights = model.init(generator(0, "weights"), torch.float32)
+    weights = {name: value.to(device) for name, value in weights.items()}
+    images = data.candidates[:n].to(device)
+    batch = Batch(inputs=images[None], labels=data.candidate_labels[None, :n].to(device))
+    where = torch.stack([torch.zeros(n, dtype=torch.int64), torch.arange(n)], dim=1).to(device)
+    context = Context(batch_size=n)
+    gradients = capture(model, weights, [batch], Defense(), context, POINT, where)
+    seen = (Observation(weights=weights, gradients=gradients),)
+    nobody = torch.zeros(n, dtype=torch.int64, device=device)
+    leak = Leak(
+        model=model,
+        observations=seen,
+        simulate=simulator(model, seen, [Replay(defense=Defense())], nobody, POINT),
+        point=POINT,
+        batch_size=1,
+        input_shape=data.input_shape,
+        input_range=data.input_range,
+        classes=data.classes,
+    )
+    return leak, images
+
+
+def test_gradients_are_those_of_the_cpu() -> None:
+    here, there = digits(4, "cpu")[0].observed, digits(4, "cuda")[0].observed
+    for name, value in here.tensors.items():
+        torch.testing.assert_close(there.tensors[name].cpu(), value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("line_search", [False, True])
+def test_cpl_recovers_digits(line_search: bool) -> None:
+    leak, images = digits(16, "cuda")
+    streams = VictimStreams(0, tuple(("mnist", victim) for victim in range(16)))
+    attack = load_plugin("attacks", "cpl")(steps=60, line_search=line_search)
+    found = attack.reconstruct(leak, streams, lambda *seen: None)
+    errors = (found.inputs[:, 0] - images).square().flatten(1).mean(dim=1)
+    assert found.inputs.is_cuda
+    assert int((errors < 1e-3).sum()) >= 14
+
+
+def test_a_suite_gives_the_same_records_twice(tmp_path: Path) -> None:
+    settings = ['datasets=["mnist"]', "profiles.quick.victims=4", "profiles.quick.networks=1"]
+    plan = resolve("tifs_table3", settings=settings)
+    seen = []
+    for name in ("one", "two"):
+        outcome = run(plan, tmp_path / name, root=None, device="cuda")
+        assert outcome.errors == 0
+        records = Run(tmp_path / name).records()
+        seen.append([{k: v for k, v in r.items() if k != "host"} for r in records.values()])
+    assert seen[0] == seen[1]

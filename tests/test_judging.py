@@ -1,0 +1,287 @@
+"""What the harness sees: whose reconstruction is whose, labels found, first success, snapshots."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from leakbench.data import load
+from leakbench.judging import (
+    TRIVIAL,
+    Observer,
+    Victims,
+    best_trivial,
+    label_overlap,
+    measure,
+    paired,
+)
+from leakbench.metrics import SuccessRule
+
+
+def digits(count: int, first: int = 0) -> Tensor:
+    return load("mnist").candidates[first : first + count]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def victims_of(numbers: list[int], each: int) -> Victims:
+    dataset = load("mnist")
+    chosen = torch.tensor(numbers)
+    return Victims(
+        dataset=dataset,
+        numbers=chosen,
+        images=dataset.candidates[chosen],
+        labels=dataset.candidate_labels[chosen],
+        each=each,
+    )
+
+
+def in_order(inputs: Tensor, places: Tensor) -> Tensor:
+    """Every batch's reconstructions in the order of the images they belong to."""
+    return torch.stack([batch[order] for batch, order in zip(inputs, places, strict=True)])
+
+
+# ------------------------------------------------------------------------------ pairing
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 32])
+def test_pairing_undoes_a_permutation(size: int) -> None:
+    truth = digits(4 * size).unflatten(0, (4, size))
+    orders = torch.stack([torch.randperm(size, generator=seeded(k)) for k in range(4)])
+    noise = 0.05 * torch.randn(truth.shape, generator=seeded(9))
+    shuffled = in_order(truth + noise, orders)
+    places = paired(shuffled, truth)
+    assert places.dtype == torch.int64
+    assert torch.equal(places, orders.argsort(dim=1))
+    torch.testing.assert_close(in_order(shuffled, places), truth + noise)
+
+
+def test_a_batch_of_one_is_paired_with_itself() -> None:
+    assert torch.equal(paired(torch.full((3, 1, 1, 28, 28), math.nan), digits(3)[:, None]),
+                       torch.zeros(3, 1, dtype=torch.int64))  # fmt: skip
+
+
+def test_pairing_is_the_best_of_all_pairings() -> None:
+    """Guesses that fit nobody well: the sum decides, and it is that of clamped pixels."""
+    truth = digits(60).unflatten(0, (20, 3))
+    guesses = 0.5 + 1.5 * torch.randn(truth.shape, generator=seeded(0))
+    guesses[:10] = guesses[:10] * 0.05 + truth[:10].mean(dim=1, keepdim=True)
+    greedy = 0
+    for batch, order in zip(range(20), paired(guesses, truth).tolist(), strict=True):
+        cost = [
+            [float((truth[batch, i] - guesses[batch, j].clamp(0, 1)).double().square().mean())
+             for j in range(3)]
+            for i in range(3)
+        ]  # fmt: skip
+        best = min(
+            itertools.permutations(range(3)),
+            key=lambda order, cost=cost: sum(cost[i][order[i]] for i in range(3)),  # type: ignore[misc]
+        )
+        assert tuple(order) == best
+        greedy += min(range(3), key=lambda j, cost=cost: cost[0][j]) != best[0]  # type: ignore[misc]
+    assert greedy  # taking the nearest for each in turn is another answer
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_never_takes_a_good_reconstructions_place(value: float) -> None:
+    truth = digits(3)[None]
+    guesses = truth[:, [2, 0, 1]].clone()
+    guesses[0, 1] = value  # where image 0 was
+    assert paired(guesses, truth).tolist() == [[1, 2, 0]]
+    one_pixel = truth[:, [2, 0, 1]].clone()
+    one_pixel[0, 1, 0, 0, 0] = value
+    assert paired(one_pixel, truth).tolist() == [[1, 2, 0]]
+
+
+def test_a_nan_image_goes_to_whom_the_others_leave() -> None:
+    """Both real guesses are image 0's digit; the nan one must not push the better one away."""
+    truth = digits(3)[None]
+    guesses = torch.stack([torch.full_like(truth[0, 0], math.nan), truth[0, 1], truth[0, 0]])[None]
+    assert paired(guesses, truth).tolist() == [[2, 1, 0]]
+
+
+# ------------------------------------------------------------------------------ labels
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "share"),
+    [
+        ([3], [3], 1.0),
+        ([3], [4], 0.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], 1.0),
+        ([1, 1, 1, 1], [1, 2, 3, 4], 0.25),
+        ([1, 1, 2, 2], [1, 1, 1, 2], 0.75),
+        ([7, 7, 7, 2], [7, 7, 2, 2], 0.75),
+        ([5, 5, 6, 6], [1, 2, 3, 4], 0.0),
+        ([0, 0, 0, 0], [0, 0, 0, 0], 1.0),
+    ],
+)
+def test_labels_count_as_often_as_they_occur(
+    found: list[int], truth: list[int], share: float
+) -> None:
+    assert label_overlap(torch.tensor([found]), torch.tensor([truth])).tolist() == [share]
+
+
+def test_label_overlap_is_of_each_batch() -> None:
+    found = torch.tensor([[1, 2], [3, 3], [4, 5]])
+    truth = torch.tensor([[2, 1], [3, 4], [6, 7]])
+    assert label_overlap(found, truth).tolist() == [1.0, 0.5, 0.0]
+
+
+# ------------------------------------------------------------------------------ baselines, numbers
+
+
+def test_baselines_are_each_images_own() -> None:
+    victims = victims_of([4, 5, 8, 9], each=2)
+    dataset = load("mnist")
+    start = torch.rand(4, 1, 28, 28, generator=seeded(1))
+    found = victims.baselines(start)
+    for row, (image, label) in enumerate(zip(victims.images, victims.labels, strict=True)):
+        errors = (dataset.public - image).double().square().mean(dim=(1, 2, 3))
+        mean = dataset.public.mean(dim=0)
+        of_class = dataset.public[dataset.public_labels == label].mean(dim=0)
+        expected = {
+            "start_image": (start[row] - image).square().mean(),
+            "mean_image": (mean - image).square().mean(),
+            "class_mean": (of_class - image).square().mean(),
+            "nearest_public": errors.min(),
+        }
+        for name, value in expected.items():
+            assert float(found[name][row]) == pytest.approx(float(value), rel=1e-5), name
+        best = min(float(found[name][row]) for name in TRIVIAL)
+        assert float(best_trivial(found)[row]) == best
+    assert "start_image" not in victims.baselines(None)
+
+
+def test_images_behind_a_gradient_follow_one_another() -> None:
+    victims = victims_of(list(range(12)), each=3)
+    assert victims.rows(torch.tensor([2, 0])).tolist() == [6, 7, 8, 0, 1, 2]
+
+
+def test_measured_numbers_are_each_images_own() -> None:
+    victims = victims_of([3, 1, 20], each=1)
+    images = victims.images.clone()
+    images[1] += 0.1
+    images[2] = math.nan
+    found = measure(images, victims)
+    assert found["rank"].tolist() == [1, 1, len(load("mnist").candidates)]
+    assert found["mse_raw"][0] == 0
+    assert float(found["mse_raw"][1]) == pytest.approx(0.01, rel=1e-4)
+    assert float(found["distance_raw"][1]) == pytest.approx(0.1 * 28, rel=1e-4)
+    assert found["mse_clamped"][1] < found["mse_raw"][1]
+    assert math.isnan(found["mse_raw"][2])
+
+
+def test_rows_of_a_table_have_no_ssim() -> None:
+    dataset = load("breast_cancer")
+    numbers = torch.arange(4)
+    victims = Victims(
+        dataset=dataset,
+        numbers=numbers,
+        images=dataset.candidates[:4],
+        labels=dataset.candidate_labels[:4],
+    )
+    found = measure(dataset.candidates[:4], victims)
+    assert found["ssim"].isnan().all()
+    assert found["rank"].tolist() == [1] * 4
+
+
+# ------------------------------------------------------------------------------ watching
+
+RULES = [
+    SuccessRule(name="near", kind="mse", threshold=0.01, clamp=False),
+    SuccessRule(name="close", kind="distance", threshold=1.0, clamp=True),
+    SuccessRule(name="strict", kind="strict", threshold=0.01, clamp=True),
+    SuccessRule(name="who", kind="identified", threshold=None, clamp=True),
+]
+
+
+def observer_of(victims: Victims, snapshots: tuple[int, ...] = ()) -> Observer:
+    best = best_trivial(victims.baselines(None))
+    return Observer(victims=victims, rules=RULES, best_baseline=best, snapshot_steps=snapshots)
+
+
+def show(observer: Observer, rows: list[int], step: int, inputs: Tensor) -> None:
+    """All of `rows` after `step` steps of 20 evaluations, and one more evaluation."""
+    steps = torch.full((len(rows),), step)
+    observer.watch(
+        torch.tensor(rows), steps, 20 * steps + 1, inputs, torch.arange(len(rows)) + 0.5 * step
+    )
+
+
+def test_first_success_is_that_of_the_image_wherever_it_lies_in_its_batch() -> None:
+    """Two batches of three; recoveries come one by one and in other places at every step."""
+    victims = victims_of(list(range(6)), each=3)
+    truth = victims.images.unflatten(0, (2, 3))
+    observer = observer_of(victims)
+    blank = torch.full_like(truth, 0.5)
+    observer.look(torch.arange(2), torch.zeros(2).long(), torch.zeros(2).long(), blank)
+    # Batch 0: image 1 from step 1 on, image 0 from step 3 on, image 2 never.
+    # Batch 1: image 5 at step 2 only: the first success counts also when it is lost again.
+    show(observer, [0, 1], 1, torch.stack([_batch(truth[0], [1, None, None]), blank[1]]))
+    show(observer, [1], 2, _batch(truth[1], [None, 2, None])[None])
+    show(observer, [0, 1], 3, torch.stack([_batch(truth[0], [None, 0, 1]), blank[1]]))
+    show(observer, [0, 1], 4, torch.stack([_batch(truth[0], [0, 1, None]), blank[1]]))
+    for rule in ("near", "close", "strict"):
+        assert observer.first_step[rule] == [3, 1, None, None, None, 2], rule
+        assert observer.first_evaluations[rule] == [61, 21, None, None, None, 41], rule
+    assert "who" not in observer.first_step  # ranking at every step would cost too much
+    assert observer.traces == [[0.5, 1.5, 2.0], [1.5, 1.0, 2.5, 3.0]]
+
+
+def _batch(truth: Tensor, places: list[int | None]) -> Tensor:
+    """In every place one of the true images, or gray."""
+    gray = torch.full_like(truth[0], 0.5)
+    return torch.stack([gray if place is None else truth[place] for place in places])
+
+
+def test_a_start_that_passes_is_a_success_after_no_evaluation() -> None:
+    victims = victims_of([0, 1], each=2)
+    observer = observer_of(victims)
+    nothing = torch.zeros(1, dtype=torch.int64)
+    observer.look(torch.arange(1), nothing, nothing, victims.images[None, [1, 0]])
+    assert observer.first_step["strict"] == [0, 0]
+    assert observer.first_evaluations["strict"] == [0, 0]
+
+
+def test_strict_asks_each_image_for_its_own_baseline() -> None:
+    """A mean squared error below the threshold, above a quarter of one image's best baseline."""
+    victims = victims_of([0, 1], each=2)
+    observer = Observer(
+        victims=victims, rules=RULES, best_baseline=torch.tensor([0.03, 0.3]), snapshot_steps=()
+    )
+    observer.look(
+        torch.arange(1), torch.tensor([4]), torch.tensor([80]),
+        (victims.images + 0.0949 * torch.where(victims.images > 0.5, -1, 1))[None, [1, 0]],
+    )  # fmt: skip
+    assert observer.first_step["near"] == [4, 4]
+    assert observer.first_step["strict"] == [None, 4]
+
+
+def test_snapshots_lie_in_the_places_of_the_images() -> None:
+    victims = victims_of(list(range(6)), each=3)
+    truth = victims.images.unflatten(0, (2, 3))
+    observer = observer_of(victims, snapshots=(1, 3))
+    noisy = truth + 0.02 * torch.randn(truth.shape, generator=seeded(2))
+    show(observer, [0, 1], 1, noisy[:, [2, 0, 1]])
+    show(observer, [0, 1], 2, torch.full_like(truth, 0.3))
+    show(observer, [1], 3, noisy[1:, [1, 2, 0]] + 0.1)
+    assert torch.equal(observer.snapshots[1], noisy.flatten(0, 1))
+    assert torch.equal(observer.snapshots[3][3:], noisy[1] + 0.1)
+    assert observer.snapshots[3][:3].isnan().all()  # batch 0 had ended before
+    assert set(observer.snapshots) == {1, 3}
+
+
+def test_iterates_are_copied_into_snapshots() -> None:
+    victims = victims_of([0, 1], each=2)
+    observer = observer_of(victims, snapshots=(1,))
+    inputs = victims.images[None].clone()
+    show(observer, [0], 1, inputs)
+    inputs.zero_()
+    assert torch.equal(observer.snapshots[1], victims.images)
