@@ -78,8 +78,8 @@ def paired(inputs: Tensor, truth: Tensor) -> Tensor:
     """(k, B) which reconstruction is whose: the pairing with the least clamped MSE in all.
 
     inputs, truth: (k, B, *shape). Row i of the result holds, for each true image of batch i, the
-    place of its reconstruction. A batch's gradient does not know the order of its examples. What
-    is not finite is the worst match for everybody.
+    place of its reconstruction. A batch's gradient does not know the order of its examples. An
+    image with a nan is the worst match for everybody.
     """
     k, batch = inputs.shape[:2]
     if batch == 1:

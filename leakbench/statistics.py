@@ -123,7 +123,9 @@ def rate_interval(
         raise ValueError("outcomes must be true or false")
     if not networks:
         return Interval(None, None, None)
-    if groups is not None and any(len(set(names)) < len(names) for names in groups):
+    if groups is not None and any(
+        len(set(names)) < len(network) for network, names in zip(outcomes, groups, strict=True)
+    ):
         return _grouped_rate_interval(outcomes, groups, level, seed, resamples)
     sizes = np.array([network.size for network in networks])
     rates = np.array([network.mean() for network in networks])

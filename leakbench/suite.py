@@ -538,7 +538,10 @@ def _yield_to(document: dict[str, Any], setting: str, file: str) -> None:
         return
     place = "parameters"
     if table[0] == "variants":
-        place = f"variants.{document['variants'][int(table[1])].get('id')}"
+        number = _place(document["variants"], table[1])
+        if number is None:
+            return  # no such variant: the check of the whole file says so
+        place = f"variants.{document['variants'][number].get('id')}"
     for profile in list(profiles):
         _set(document, f"profiles.{profile}.{place}.{name}={value}", file)
 
@@ -547,15 +550,16 @@ def _set(document: dict[str, Any], setting: str, file: str) -> None:
     """Apply one `key.path=value`; list items by number, e.g. defenses.1.parameters.clip=2."""
     path, equals, value = setting.partition("=")
     if not equals or not path.strip():
-        raise LeakbenchError(f"--set {setting}: write key.path=value")
+        raise LeakbenchError(f"--set {setting!a}: write key.path=value")
     if not setting.isascii() and setting != setting.encode(errors="replace").decode():
         raise LeakbenchError(f"--set {path!a}: its value is not text in UTF-8")
+    shown = " ".join(path.split())
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value  # a bare word is a string
     except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
-        raise LeakbenchError(f"--set {path}: not valid TOML: {error}") from None
+        raise LeakbenchError(f"--set {shown}: not valid TOML: {error}") from None
     *parents, last = path.strip().split(".")
     node: Any = document
     for part in parents:
@@ -564,13 +568,13 @@ def _set(document: dict[str, Any], setting: str, file: str) -> None:
         elif (place := _place(node, part)) is not None:
             node = node[place]
         else:
-            raise LeakbenchError(f"--set {path}: {file} has no table '{part}' there")
+            raise LeakbenchError(f"--set {shown}: {file} has no table '{part}' there")
     if isinstance(node, dict):
         node[last] = parsed
     elif (place := _place(node, last)) is not None:
         node[place] = parsed
     else:
-        raise LeakbenchError(f"--set {path}: {file} has no table to set '{last}' in")
+        raise LeakbenchError(f"--set {shown}: {file} has no table to set '{last}' in")
 
 
 def _place(node: Any, part: str) -> int | None:

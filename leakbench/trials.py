@@ -578,11 +578,12 @@ def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str,
     inputs, _ = _in_place(judged.result.inputs, victims)
     start, _ = _in_place(judged.result.start_inputs, victims)
     files: dict[str, dict[str, np.ndarray]] = {}
+    images = chunk.images
     for number, identity in enumerate(chunk.identities):
-        rows = [row for row, (of, _) in enumerate(chunk.images) if of == number]
+        rows = [row for row, (of, _) in enumerate(images) if of == number]
         if not rows:
             continue
-        candidates = [chunk.images[row][1] for row in rows]
+        candidates = [images[row][1] for row in rows]
         which = hashlib.sha256(repr(candidates).encode()).hexdigest()[:12]
         name = f"{identity[:20]}-{which}.npz"
         traces = [observer.traces[row // victims.each] for row in rows]

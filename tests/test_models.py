@@ -1,4 +1,4 @@
-"""The three networks against torch.nn layers with the same weights, and their weight draws."""
+"""The networks against torch.nn layers with the same weights, and their weight draws."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from leakbench import data
 from leakbench.errors import LeakbenchError
-from leakbench.models import BUILDERS, Scheme, SigmoidNet, build, digest
+from leakbench.models import BUILDERS, MLP, Scheme, SigmoidNet, build, digest
 from leakbench.names import MODELS
 from leakbench.streams import generator
 
@@ -20,6 +20,7 @@ LAYERS = {
     "lenet_dlg": [(12, 2), (12, 2), (12, 1)],
     "cnn2": [(16, 2), (32, 2)],
 }
+CONVOLUTIONAL = tuple(LAYERS)
 
 # (model, channels) -> features of the dense layer, number of parameters.
 SIZES = {
@@ -32,7 +33,9 @@ SIZES = {
 }
 
 
-def draw(model: SigmoidNet, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def draw(
+    model: SigmoidNet | MLP, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     return model.init(generator(seed, "weights"), dtype)
 
 
@@ -48,7 +51,7 @@ def sequential(name: str, channels: int, features: int, weights: dict[str, Tenso
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_sizes(name: str, shape: tuple[int, ...]) -> None:
     weights = draw(build(name, shape, 10))
     features, parameters = SIZES[name, shape[0]]
@@ -58,7 +61,7 @@ def test_sizes(name: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_forward_is_that_of_torch_layers(name: str, shape: tuple[int, ...]) -> None:
     images = data.load("mnist" if shape[0] == 1 else "cifar10").candidates[:6]
     model = build(name, shape, 10)
@@ -69,10 +72,42 @@ def test_forward_is_that_of_torch_layers(name: str, shape: tuple[int, ...]) -> N
     torch.testing.assert_close(logits, expected.detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [((30,), 30 * 64 + 64 + 64 * 32 + 32 + 32 * 2 + 2), ((105,), 8930), ((1, 28, 28), 52_386)],
+    ids=str,
+)
+def test_mlp_is_that_of_torch_layers(shape: tuple[int, ...], parameters: int) -> None:
+    model = build("mlp", shape, 2)
+    weights = draw(model)
+    assert list(weights) == ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias",
+                             "dense3.weight", "dense3.bias"]  # fmt: skip
+    assert {key: value.shape for key, value in weights.items()} == model.shapes()
+    assert sum(value.numel() for value in weights.values()) == parameters
+    network = nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(),
+        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2),
+    )  # fmt: skip
+    network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
+    inputs = torch.rand(6, *shape, generator=generator(0, "inputs"))
+    logits = model.logits(weights, inputs)
+    assert logits.shape == (6, 2)
+    torch.testing.assert_close(logits, network(inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize("shape", [(30,), (28, 28), ()], ids=str)
+def test_image_models_refuse_tables(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(LeakbenchError, match=rf"'{name}': takes images.*allowed for those: mlp"):
+        build(name, shape, 2)
+
+
 @pytest.mark.parametrize("name", BUILDERS)
-def test_head_is_the_dense_weight(name: str) -> None:
+def test_head_is_the_last_weight(name: str) -> None:
     model = build(name, (1, 28, 28), 7)
-    assert draw(model)[model.head].shape[0] == 7
+    weights = draw(model)
+    assert model.head == list(weights)[-2]
+    assert weights[model.head].shape[0] == 7
 
 
 def fan_in(name: str, weights: dict[str, Tensor]) -> int:

@@ -28,7 +28,7 @@ from leakbench.contracts import (
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
 from leakbench.models import SigmoidNet
-from leakbench.optim import LBFGS, Objective, Solution
+from leakbench.optim import LBFGS, Objective, SignedAdam, Solution
 from leakbench.streams import VictimStreams, generator
 from leakbench.training import Batch, capture, simulator
 
@@ -198,7 +198,9 @@ def walks_of_batch(
             written.add(number)
         return losses, gradients
 
-    def watch(numbers: Tensor, steps: Tensor, points: Tensor, losses: Tensor) -> None:
+    def watch(
+        numbers: Tensor, steps: Tensor, evaluations: Tensor, points: Tensor, losses: Tensor
+    ) -> None:
         rows = zip(numbers.tolist(), steps.tolist(), points, losses.tolist(), strict=True)
         for number, step, point, loss in rows:
             walks[number].after_step.append(point.clone())
@@ -646,7 +648,9 @@ def rows_of_attack(
     leak = leak_of(model, victims, dtype)
     steps: dict[int, list[Any]] = {victim: [] for victim in victims}
 
-    def watch(rows: Tensor, numbers: Tensor, inputs: Tensor, losses: Tensor) -> None:
+    def watch(
+        rows: Tensor, numbers: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+    ) -> None:
         for row, image, loss in zip(rows.tolist(), inputs, losses, strict=True):
             steps[victims[row]].append((image.numpy().tobytes(), loss.numpy().tobytes()))
 
@@ -690,3 +694,145 @@ def test_bits_do_not_depend_on_the_batch(model: str, attack: str, dtype: str) ->
         found = rows_of_attack(ATTACKS[attack], net, kind, chunk)
         changed = [victim for victim in found if found[victim] != expected.get(victim)]
         assert [victim for victim in changed if victim in SIXTEEN] == [], f"chunk {list(chunk)}"
+
+
+# ------------------------------------------------------------------- signed Adam
+
+
+def walk_of_adam(function: Function, start: Tensor, options: SignedAdam, evaluations: int) -> Walk:
+    """`torch.optim.Adam` with torch's own schedule, for so many evaluations."""
+    parameter = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([parameter], lr=options.lr)
+    milestones = [math.floor(options.steps * share / 8) for share in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+    walk = Walk()
+    for evaluation in range(evaluations):
+        loss, parameter.grad = value_and_gradient(function, parameter)
+        walk.points.append(parameter.detach().clone())
+        walk.losses.append(float(loss))
+        if evaluation == options.steps:
+            break
+        if options.signed:
+            parameter.grad.sign_()
+        optimiser.step()
+        schedule.step()
+        if options.box is not None:
+            with torch.no_grad():
+                parameter.clamp_(*options.box)
+        walk.after_step.append(parameter.detach().clone())
+    return walk
+
+
+def assert_follows_adam(solution: Solution, row: int, walk: Walk) -> None:
+    """The best of the points that torch evaluated, with the loss of that very point."""
+    best = min(range(len(walk.losses)), key=walk.losses.__getitem__)
+    assert relative(solution.points[row], walk.points[best]) <= 1e-9
+    assert float(solution.loss[row]) == pytest.approx(walk.losses[best], rel=1e-9, abs=1e-300)
+    assert float(solution.start_loss[row]) == walk.losses[0]
+    assert int(solution.evaluations[row]) == len(walk.points)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("box", [None, (-0.6, 0.8)])
+def test_adam_follows_torch(signed: bool, box: tuple[float, float] | None) -> None:
+    """200 steps; the start is outside the box. The watcher sees every one of them."""
+    functions = [quadratic(6, 20.0, 1), rosenbrock, bent(6, 5.0, 2), two_wells]
+    start, options = starts(4, 6, seed=1), SignedAdam(steps=200, signed=signed, box=box)
+    seen = [Walk() for _ in functions]
+
+    def watch(
+        numbers: Tensor, steps: Tensor, evaluations: Tensor, points: Tensor, losses: Tensor
+    ) -> None:
+        assert steps.equal(evaluations)
+        for number, step, point, loss in zip(numbers, steps, points, losses, strict=True):
+            seen[number].after_step.append(point.clone())
+            seen[number].losses.append(float(loss))
+            assert len(seen[number].after_step) == step
+
+    solution = options.minimise(row_by_row(functions), start, watch)
+    assert solution.status == ("steps",) * 4
+    assert solution.steps.tolist() == [200] * 4
+    for row, (function, ours) in enumerate(zip(functions, seen, strict=True)):
+        walk = walk_of_adam(function, start[row], options, 201)
+        assert_follows_adam(solution, row, walk)
+        pairs = zip(ours.after_step, walk.after_step, strict=True)
+        assert max(relative(*pair) for pair in pairs) <= 1e-9
+        assert ours.losses == pytest.approx(walk.losses[:-1], rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 10),
+    dimension=st.integers(1, 9),
+    steps=st.integers(0, 20),
+    seed=st.integers(0, 10**6),
+    signed=st.booleans(),
+    box=st.none() | st.just((0.0, 1.0)),
+    at=st.dictionaries(st.integers(0, 9), st.integers(0, 20)),
+    value=st.sampled_from([math.nan, math.inf, -math.inf]),
+    into_gradient=st.booleans(),
+)
+def test_adam_ends_only_what_is_not_finite(
+    n: int,
+    dimension: int,
+    steps: int,
+    seed: int,
+    signed: bool,
+    box: tuple[float, float] | None,
+    at: dict[int, int],
+    value: float,
+    into_gradient: bool,
+) -> None:
+    functions = [bent(dimension, 10.0, seed + number) for number in range(n)]
+    start = starts(n, dimension, seed)
+    options = SignedAdam(steps=steps, signed=signed, box=box)
+    objective = row_by_row(functions)
+    injected = Injection(objective=objective, at=at, value=value, into_gradient=into_gradient)
+    solution = options.minimise(injected, start)
+    undisturbed = options.minimise(objective, start)
+    for number in range(n):
+        if number not in injected.hit:
+            assert row_of(solution, number) == row_of(undisturbed, number)
+            assert_follows_adam(
+                solution, number, walk_of_adam(functions[number], start[number], options, steps + 1)
+            )
+            continue
+        last = at[number]
+        assert solution.status[number] == "nan"
+        assert (int(solution.steps[number]), int(solution.evaluations[number])) == (last, last + 1)
+        if last == 0:
+            assert solution.points[number].equal(start[number])
+            assert math.isnan(solution.loss[number]) and math.isnan(solution.start_loss[number])
+            continue
+        walk = walk_of_adam(functions[number], start[number], options, last)
+        best = min(range(last), key=walk.losses.__getitem__)
+        assert relative(solution.points[number], walk.points[best]) <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_of_adam_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    """Rows of 13 numbers: none begins where a vector register does."""
+    functions = [bent(13, 10.0, seed) for seed in range(17)]
+    start = starts(17, 13, seed=2)
+
+    def chunk(rows: list[int]) -> dict[int, tuple[Any, ...]]:
+        exact = row_by_row([functions[row] for row in rows])
+
+        def objective(points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+            losses, gradients = exact(points.double(), numbers)
+            return losses.to(dtype), gradients.to(dtype)
+
+        options = SignedAdam(steps=40, signed=False, box=(-1.0, 1.0))
+        solution = options.minimise(objective, start[rows].to(dtype))
+        return {row: row_of(solution, place) for place, row in enumerate(rows)}
+
+    whole = chunk(list(range(17)))
+    for rows in ([3], [16, 2, 9], list(range(16, -1, -1)), [5, 5 + 8, 1, 0, 12, 7, 2]):
+        assert chunk(rows) == {row: whole[row] for row in rows}
+
+
+def test_adam_has_no_problems() -> None:
+    solution = SignedAdam(steps=3).minimise(row_by_row([]), torch.empty(0, 3))
+    assert solution.points.shape == (0, 3)
+    assert solution.status == ()
+    assert solution.steps.dtype == solution.evaluations.dtype == torch.int64

@@ -257,6 +257,20 @@ def test_groups_are_resampled_whole_as_a_loop_would() -> None:
     assert high == pytest.approx(max(expected[1], wilson(math.ceil(total), count)[1]), abs=0.01)
 
 
+def test_few_groups_of_unlike_networks_are_resampled_whole() -> None:
+    """Here it is the bootstrap that is wider than Wilson's interval."""
+    shares = [[1.0] * 2 + [0.0] * 4, [1.0] * 4 + [0.0] * 2]
+    outcomes = [[bool(share) for share in network for _ in range(8)] for network in shares]
+    names = [[place // 8 for place in range(48)]] * 2
+    low, value, high = ends(rate_interval(outcomes, resamples=8000, groups=names))
+    assert value == 0.5
+    assert (low, high) == pytest.approx(
+        naive_two_stage(shares, lambda drawn: float(np.mean(drawn)), 1, 8000), abs=0.03
+    )
+    assert low < wilson(6, 12)[0] and high > wilson(6, 12)[1]
+    assert low < ends(rate_interval(outcomes, resamples=8000))[0] - 0.05
+
+
 @settings(max_examples=40, deadline=None)
 @given(outcomes=RATES, seed=SEEDS, level=st.floats(0.01, 0.99), data=st.data())
 def test_the_order_of_groups_and_their_members_does_not_matter(

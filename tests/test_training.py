@@ -684,6 +684,39 @@ def test_unrolled_steps_have_an_order_and_averaged_ones_have_none() -> None:
     close(one.tensors, two.tensors, 1e-12)
 
 
+class BoundedUpdates(Defense):
+    """Bounds every coordinate of the update, so that its length matters and not its direction."""
+
+    name: ClassVar[str] = "bounded"
+
+    def on_update(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        return gradients.map(lambda _, value: value.clamp(-1e-3, 1e-3)), state
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_averaged_step_is_as_long_as_all_steps_together(steps: int) -> None:
+    weights = draw(MODEL, torch.float64)
+    batches = digits(2, 2, steps, torch.float64)
+    seen, replays, which = updated(batches, weights, UPDATE, BoundedUpdates())
+    simulate = simulator(
+        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, UPDATE,
+        local_steps=steps, learning_rate=RATE,
+    )  # fmt: skip
+    inputs, labels = joined(batches)
+    found = simulate(inputs, labels, torch.arange(2), local_steps="average")
+    for client in range(2):
+        whole = Batch(inputs=inputs[[client]], labels=labels[[client]])
+        mean = average(reference_gradients(MODEL, weights, whole, 0))
+        wanted = {
+            name: (steps * RATE * value).clamp(-1e-3, 1e-3) / (steps * RATE)
+            for name, value in mean.items()
+        }
+        close({name: value[client] for name, value in found.tensors.items()}, wanted, 1e-12)
+        assert any(bool((mean[name] - wanted[name]).any()) for name in mean)
+
+
 @pytest.mark.parametrize("local_steps", ["unroll", "average"])
 @pytest.mark.parametrize("defense", [Defense(), CLIPPING], ids=["naive", "replay"])
 @pytest.mark.parametrize("point", [UPDATE, RECEIPT], ids=str)

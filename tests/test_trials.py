@@ -299,6 +299,28 @@ def test_labels_are_counted_over_the_batch(batches: str, tmp_path: Path) -> None
         assert ["label_wrong" in mate["flags"] for mate in mates] == [share < 1] * 3
 
 
+def test_a_guessed_label_goes_with_its_reconstruction(
+    batches: str, drop: Drop, tmp_path: Path
+) -> None:
+    """Wherever in the batch the attack puts an image: the record of that image has its label."""
+    deed = """data = load("mnist")
+        order = torch.tensor([[1, 2, 0], [2, 1, 0]])
+        images = data.candidates[:6].reshape(2, 3, 1, 28, 28)
+        images = torch.stack([batch[o] for batch, o in zip(images, order)])
+        return replace(good, inputs=images, start_inputs=images, labels=order + 4)"""
+    drop("attacks", ATTACK.format(deed=deed))
+    settings = ["training.batch_size.mnist=3"]
+    plan = resolve(batches, attack="mine", defense="none", settings=settings)
+    records = run_plan(plan, tmp_path / "run")
+    arrays = arrays_in(tmp_path / "run")
+    for key, record in records.items():
+        assert record["label_guess"] == record["victim"] % 3 + 4
+        assert (record["mse_raw"], record["rank"]) == (0, 1)
+        truth = load("mnist").candidates[record["victim"]].numpy()
+        assert np.array_equal(arrays[key]["inputs"], truth)
+        assert np.array_equal(arrays[key]["start"], truth)
+
+
 POINTS = {
     "type 0": ["leak={type=0}"],
     "type 1": ["leak={type=1}"],

@@ -73,11 +73,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Method over attacker; `defense` is None, and `detail` says it, where no attack is shown."""
+    """Method over attacker; `row` is None, and `detail` says it, where no attack is shown."""
 
     head: str
     detail: str
-    defense: str | None = None
+    row: str | None = None
     knowledge: str | None = None
 
 
@@ -163,7 +163,7 @@ def layout(rows: Sequence[Row], columns: Sequence[Column], legend_lines: int) ->
     """Positions for these rows and columns."""
     lefts, left = [], MARGIN + ROW_LABEL
     for number, column in enumerate(columns):
-        if number and (column.row is None or column.row == columns[number - 1].defense):
+        if number and (column.row is None or column.row == columns[number - 1].row):
             left += GAP
         elif number:
             left += GROUP_GAP
