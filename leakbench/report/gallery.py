@@ -309,7 +309,7 @@ def _pictures(
     start = shelf.picture(chosen, "start")
     mean: Image = dataset.public.mean(dim=0).numpy()
     fixed = {
-        "original": Picture(image=truth, caption="MSE / SSIM"),
+        "original": Picture(image=_shown(truth), caption="MSE / SSIM"),
         "start image": _compared(start, truth),
         "mean image": _compared(mean, truth),
     }
@@ -332,8 +332,18 @@ def _compared(image: Image | None, truth: Image) -> Picture:
     if image is None or image.shape != truth.shape:
         return Picture(image=None, caption="")
     pair = torch.from_numpy(image[None].copy()), torch.from_numpy(truth[None].copy())
-    mse, ssim = float(metrics.mse(*pair)), float(metrics.ssim(*pair))
-    return Picture(image=image, caption=_numbers(mse, ssim))
+    ssim = float(metrics.ssim(*pair)) if image.ndim == 3 else None
+    return Picture(image=_shown(image), caption=_numbers(float(metrics.mse(*pair)), ssim))
+
+
+def _shown(image: Image | None) -> Image | None:
+    """An image as it is; a row of a table as gray fields, line by line, the rest of them white."""
+    if image is None or image.ndim == 3:
+        return image
+    side = math.ceil(math.sqrt(image.size))
+    fields = np.ones(side * math.ceil(image.size / side), dtype=np.float32)
+    fields[: image.size] = image.ravel()
+    return fields.reshape(1, -1, side)
 
 
 def _reconstruction(record: Record | None, rule: Rule | None, shelf: _Shelf) -> Picture:
@@ -343,7 +353,7 @@ def _reconstruction(record: Record | None, rule: Rule | None, shelf: _Shelf) -> 
         return Picture(image=None, caption=str(record["status"]))
     mse = math.inf if record["mse_raw"] is None else record["mse_raw"]
     return Picture(
-        image=shelf.picture(record, "inputs"),
+        image=_shown(shelf.picture(record, "inputs")),
         caption=_numbers(mse, record["ssim"]),
         success=rule is not None and succeeded(rule.judged, record),
     )
