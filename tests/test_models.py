@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from leakbench import data
 from leakbench.errors import LeakbenchError
-from leakbench.models import BUILDERS, MLP, Scheme, SigmoidNet, build, digest
+from leakbench.models import BUILDERS, MLP, ModuleModel, Scheme, SigmoidNet, build, digest
 from leakbench.names import MODELS
 from leakbench.streams import generator
 
@@ -180,3 +180,35 @@ def test_digest_ignores_order_and_memory_layout() -> None:
     reordered = dict(reversed(weights.items()))
     reordered["dense.weight"] = reordered["dense.weight"].t().contiguous().t()
     assert digest(reordered) == digest(weights)
+
+
+def test_an_own_module_becomes_a_model() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    model = ModuleModel(module=module, head="1.weight")
+    weights = model.init(torch.Generator(), torch.float32)
+    images = data.load("mnist").candidates[:4]
+    torch.testing.assert_close(model.logits(weights, images), module(images))
+    weights["1.bias"] = weights["1.bias"] + 1  # an argument, not the module's own
+    torch.testing.assert_close(model.logits(weights, images), module(images) + 1)
+
+
+@pytest.mark.parametrize("head", ["2.weight", "1.bias"])
+def test_a_module_without_that_head_is_refused(head: str) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    with pytest.raises(LeakbenchError, match=r"unknown head .* allowed: 1\.weight"):
+        ModuleModel(module=module, head=head)
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_batch_norm_in_training_mode_is_refused(track: bool) -> None:
+    norm = torch.nn.BatchNorm2d(1, track_running_stats=track)
+    module = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    with pytest.raises(LeakbenchError, match=r"layer '0': BatchNorm2d in training mode"):
+        ModuleModel(module=module, head="2.weight")
+    module.eval()
+    if track:
+        ModuleModel(module=module, head="2.weight")
+    else:  # without running statistics eval() changes nothing
+        with pytest.raises(LeakbenchError, match="BatchNorm2d"):
+            ModuleModel(module=module, head="2.weight")
