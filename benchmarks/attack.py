@@ -1,51 +1,117 @@
-"""Batched CPL against the same attack one image at a time with torch.optim.LBFGS.
+"""Batched attacks against the same attacks one image at a time, as reference notebooks run them.
 
-    python benchmarks/attack.py [--victims 100] [--steps 30] [--dataset mnist] [--json]
+    python benchmarks/attack.py [--victims 100] [--steps 15] [--only lenet_cpl/mnist ...] [--json]
 
 One process, one thread on a CPU. Both sides attack the same undefended gradients from the same
 starts with the same step limit, and leave a victim alone once a step no longer moves it. The
-baseline is what the reference notebooks do: a Python loop over victims, autograd for the dummy
-gradient. Its victims run in two halves around the batched run, so that a machine that gets slower
-meanwhile hurts both.
+one-by-one side takes some of the victims, evenly spread, in two halves around the batched run, so
+that a machine that gets slower meanwhile hurts both; its seconds are scaled to all victims. Seconds
+are processor time on a CPU, where other programs may interrupt, and wall-clock time on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
+import re
+import resource
+import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench import models
-from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
+from leakbench import models, optim
+from leakbench.contracts import Attack, Context, Defense, Leak, LeakPoint, Observation, Replay
 from leakbench.data import load
+from leakbench.matching import sign_rule_labels
 from leakbench.registry import load as load_plugin
 from leakbench.streams import VictimStreams, generator
 from leakbench.training import Batch, capture, simulator
 
 SEED = 0
+CASES = ["cnn2/mnist", "cnn2/cifar10", "lenet_cpl/mnist", "lenet_cpl/cifar10"]
+SIZES = [10, 30, 100, 300]
+"""Numbers of victims in the second table."""
+
+Loss = Callable[[Tensor], Tensor]
+"""Distance of the dummy image's gradient to the observed one; differentiable."""
+
+
+# ------------------------------------------------------------------- the two ways of attacking
+
+
+def torch_lbfgs(loss: Loss, start: Tensor, steps: int) -> tuple[Tensor, int]:
+    """`torch.optim.LBFGS` with its defaults -> (image, evaluations)."""
+    dummy, evaluations = start.clone().requires_grad_(), 0
+    optimiser = torch.optim.LBFGS([dummy])
+
+    def closure() -> float:
+        nonlocal evaluations
+        evaluations += 1
+        distance = loss(dummy)
+        dummy.grad = torch.autograd.grad(distance, dummy)[0]
+        return float(distance.detach())
+
+    for _ in range(steps):
+        before = dummy.detach().clone()
+        optimiser.step(closure)
+        if torch.equal(before, dummy.detach()):
+            break
+    return dummy.detach(), evaluations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One way of attacking: seconds, gradient evaluations, victims with MSE < 0.001."""
+class Contest:
+    """A plugin, given its steps, and what a notebook runs for one image in its place."""
 
-    way: str
+    plugin: Callable[[int], Attack]
+    alone: Callable[[Loss, Tensor, int], tuple[Tensor, int]]
+
+
+CONTESTS = {
+    "cpl": Contest(
+        plugin=lambda steps: load_plugin("attacks", "cpl")(steps=steps), alone=torch_lbfgs
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way of attacking `victims`: seconds, gradient evaluations, victims with MSE < 0.001."""
+
     seconds: float
     evaluations: int
     recovered: int
     victims: int
 
+    @property
+    def ms(self) -> float:
+        """Milliseconds per image and evaluation."""
+        return 1e3 * self.seconds / self.evaluations
 
-def make_leak(dataset: str, victims: int, device: str) -> tuple[Leak, Tensor]:
-    """Undefended type-2 leak of the first candidates, and their images."""
+
+def clock(device: str) -> float:
+    """Seconds, of work that is finished."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def make_leak(case: str, victims: int, device: str) -> tuple[Leak, Tensor, VictimStreams]:
+    """Undefended type-2 leak of the first candidates, their images, and the attack's streams."""
+    name, dataset = case.split("/")
     data = load(dataset)
-    model = models.build("lenet_cpl", data.input_shape, data.classes)
+    model = models.build(name, data.input_shape, data.classes)
     weights = model.init(generator(SEED, "weights"), torch.float32)
     weights = {k: v.to(device) for k, v in weights.items()}
     images = data.candidates[:victims].to(device)
@@ -68,20 +134,17 @@ def make_leak(dataset: str, victims: int, device: str) -> tuple[Leak, Tensor]:
         input_range=data.input_range,
         classes=data.classes,
     )
-    return leak, images
+    streams = VictimStreams(SEED, tuple((dataset, victim) for victim in range(victims)))
+    return leak, images, streams
 
 
-def batched(leak: Leak, images: Tensor, streams: VictimStreams, steps: int) -> Row:
+def batched(leak: Leak, images: Tensor, streams: VictimStreams, attack: Attack) -> Run:
     """All victims in one batch."""
-    attack = load_plugin("attacks", "cpl")(steps=steps)
-    _wait(images)
-    begun = time.perf_counter()
-    result = attack.reconstruct(leak, streams, lambda rows, steps, inputs, losses: None)
-    _wait(images)
-    seconds = time.perf_counter() - begun
+    begun = clock(str(images.device))
+    result = attack.reconstruct(leak, streams, lambda *seen: None)
+    seconds = clock(str(images.device)) - begun
     errors = (result.inputs[:, 0] - images).square().flatten(1).mean(dim=1)
-    return Row(
-        way="batched",
+    return Run(
         seconds=seconds,
         evaluations=int(result.evaluations.sum()),
         recovered=int((errors < 1e-3).sum()),
@@ -89,107 +152,239 @@ def batched(leak: Leak, images: Tensor, streams: VictimStreams, steps: int) -> R
     )
 
 
-def one_by_one(leak: Leak, images: Tensor, start: Tensor, steps: int, part: range) -> Row:
-    """A Python loop with torch.optim.LBFGS, defaults, autograd of autograd."""
+def one_by_one(
+    leak: Leak, images: Tensor, starts: Tensor, contest: Contest, steps: int, part: list[int]
+) -> Run:
+    """A Python loop over the victims in `part`, autograd of autograd."""
     weights = {k: v.clone().requires_grad_() for k, v in leak.observations[0].weights.items()}
+    labels = sign_rule_labels(leak)
     evaluations = recovered = 0
-    _wait(images)
-    begun = time.perf_counter()
+    begun = clock(str(images.device))
     for victim in part:
         target = [value[victim] for value in leak.observed.tensors.values()]
-        label = leak.observed.tensors[leak.model.head][victim].sum(dim=-1).argmin()[None]
-        dummy = start[victim].clone().requires_grad_()
-        optimiser = torch.optim.LBFGS([dummy])
+        label = labels[victim]
 
-        def closure(
-            dummy: Tensor = dummy,
-            label: Tensor = label,
-            target: list[Tensor] = target,
-            optimiser: Any = optimiser,
-        ) -> Tensor:
-            nonlocal evaluations
-            evaluations += 1
-            optimiser.zero_grad()
-            loss = functional.cross_entropy(leak.model.logits(weights, dummy), label)
-            made = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-            distance = sum(((one - two) ** 2).sum() for one, two in zip(made, target, strict=True))
-            assert isinstance(distance, Tensor)
-            dummy.grad = torch.autograd.grad(distance, dummy)[0]
-            return distance.detach()
+        def loss(dummy: Tensor, label: Tensor = label, target: list[Tensor] = target) -> Tensor:
+            value = functional.cross_entropy(leak.model.logits(weights, dummy), label)
+            made = torch.autograd.grad(value, list(weights.values()), create_graph=True)
+            parts = [((one - two) ** 2).sum() for one, two in zip(made, target, strict=True)]
+            return torch.stack(parts).sum()
 
-        for _ in range(steps):
-            before = dummy.detach().clone()
-            optimiser.step(closure)
-            if torch.equal(before, dummy.detach()):
-                break
-        recovered += float((dummy.detach()[0] - images[victim]).square().mean()) < 1e-3
-    _wait(images)
-    return Row(
-        way="one by one",
-        seconds=time.perf_counter() - begun,
+        image, spent = contest.alone(loss, starts[victim], steps)
+        evaluations += spent
+        recovered += float((image[0] - images[victim]).square().mean()) < 1e-3
+    return Run(
+        seconds=clock(str(images.device)) - begun,
         evaluations=evaluations,
         recovered=recovered,
         victims=len(part),
     )
 
 
-def _wait(images: Tensor) -> None:
-    if images.is_cuda:
-        torch.cuda.synchronize()
+# ------------------------------------------------------------------- what is measured
 
 
-def measure(dataset: str, victims: int, steps: int, device: str) -> tuple[Row, Row, float]:
-    """(batched, one by one, seconds-per-evaluation ratio)."""
+@contextmanager
+def stopwatch(owner: Any, name: str, device: str) -> Iterator[list[float]]:
+    """Collects the seconds of every call of `owner.name`."""
+    plain, seconds = getattr(owner, name), []
+
+    def timed(*given: Any) -> Any:
+        begun = clock(device)
+        result = plain(*given)
+        seconds.append(clock(device) - begun)
+        return result
+
+    setattr(owner, name, timed)
+    try:
+        yield seconds
+    finally:
+        setattr(owner, name, plain)
+
+
+def multiply_adds(leak: Leak) -> int:
+    """Of one image and evaluation, in 7 products a layer: the forward pass, gradients back and
+    out, and four in their derivative; the first layer needs no way back and has 5."""
+    total, weights = 0, leak.observations[0].weights
+    image = torch.zeros(1, *leak.input_shape)
+    for number, layer in enumerate(leak.model.convolutions):  # type: ignore[attr-defined]
+        weight = weights[f"conv{number + 1}.weight"]
+        sides = [math.ceil(side / layer.stride) for side in image.shape[-2:]]
+        image = torch.zeros(1, len(weight), *sides)
+        total += (7 if number else 5) * weight.numel() * math.prod(sides)
+    return total + 7 * weights[leak.model.head].numel()
+
+
+def peak(device: str) -> float:
+    """GFLOP/s of a large matrix product in float32."""
+    one = torch.rand(1536, 1536, device=device)
+    best = math.inf
+    for _ in range(5):
+        begun = clock(device)
+        one @ one
+        best = min(best, clock(device) - begun)
+    return 2 * len(one) ** 3 / best / 1e9
+
+
+def measure(attack: str, case: str, given: argparse.Namespace) -> dict[str, Any]:
+    """One row: medians over the repeats."""
+    contest, device = CONTESTS[attack], given.device
+    leak, images, streams = make_leak(case, given.victims, device)
+    plugin = contest.plugin(given.steps)
+    starts = plugin.start(leak, streams)
+    assert starts is not None
+    few = min(given.alone, given.victims)
+    part = [place * given.victims // few for place in range(few)]
+    fast, slow, halves, shares = [], [], (part[::2], part[1::2]), []
+    one_by_one(leak, images, starts, contest, 1, part[:1])  # first calls build kernels
+    for _ in range(given.repeats):
+        first = one_by_one(leak, images, starts, contest, given.steps, halves[0])
+        with (
+            stopwatch(optim, "padded", device) as objective,
+            stopwatch(optim._Engine, "_directions", device) as directions,
+        ):
+            fast.append(batched(leak, images, streams, plugin))
+        second = one_by_one(leak, images, starts, contest, given.steps, halves[1])
+        slow.append(
+            Run(
+                seconds=(first.seconds + second.seconds) * given.victims / few,
+                evaluations=round((first.evaluations + second.evaluations) * given.victims / few),
+                recovered=first.recovered + second.recovered,
+                victims=few,
+            )
+        )
+        shares.append((sum(objective), sum(directions)))
+    ratios = [one.seconds / two.seconds for one, two in zip(slow, fast, strict=True)]
+    seconds = statistics.median(run.seconds for run in fast)
+    in_objective, in_directions = (statistics.median(some) for some in zip(*shares, strict=True))
+    work, speed = multiply_adds(leak), peak(device)
+    # Evaluations that the optimiser counts as torch does, but has no need to repeat, are a few.
+    flops = 2 * work * fast[0].evaluations / in_objective / 1e9
+    return {
+        "attack": attack,
+        "case": case,
+        "ratio": round(statistics.median(ratios), 2),
+        "batched_seconds": round(seconds, 2),
+        "one_by_one_seconds": round(statistics.median(run.seconds for run in slow), 2),
+        "batched_evaluations": fast[0].evaluations,
+        "one_by_one_evaluations": slow[0].evaluations,
+        "batched_ms": round(statistics.median(run.ms for run in fast), 3),
+        "one_by_one_ms": round(statistics.median(run.ms for run in slow), 3),
+        "recovered": fast[0].recovered,
+        "victims": given.victims,
+        "one_by_one_recovered": slow[0].recovered,
+        "one_by_one_victims": few,
+        "multiply_adds": work,
+        "gflops": round(flops, 1),
+        "peak_gflops": round(speed, 1),
+        "share_of_peak": round(flops / speed, 3),
+        "share_objective": round(in_objective / seconds, 3),
+        "share_directions": round(in_directions / seconds, 3),
+        "share_rest": round(1 - (in_objective + in_directions) / seconds, 3),
+    }
+
+
+def of_size(case: str, victims: int, steps: int, device: str) -> tuple[float, float]:
+    """Seconds a victim, and the peak memory in MB, of a process that does nothing else."""
     torch.set_num_threads(1)
-    leak, images = make_leak(dataset, victims, device)
-    streams = VictimStreams(SEED, tuple((dataset, victim) for victim in range(victims)))
-    start = load_plugin("attacks", "cpl")().start(leak, streams)
-    half = victims // 2
-    first = one_by_one(leak, images, start, steps, range(half))
-    fast = batched(leak, images, streams, steps)
-    second = one_by_one(leak, images, start, steps, range(half, victims))
-    slow = Row(
-        way="one by one",
-        seconds=first.seconds + second.seconds,
-        evaluations=first.evaluations + second.evaluations,
-        recovered=first.recovered + second.recovered,
-        victims=victims,
-    )
-    return fast, slow, slow.seconds / fast.seconds
+    leak, images, streams = make_leak(case, victims, device)
+    run = batched(leak, images, streams, CONTESTS["cpl"].plugin(steps))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if (status := Path("/proc/self/status")).exists():  # above, Linux counts the parent's peak
+        memory = int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]) / 1024
+    if device.startswith("cuda"):
+        memory = torch.cuda.max_memory_allocated() / 2**20
+    return run.seconds / victims, memory
+
+
+def growth(case: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time and memory by the number of victims, each in a fresh process; 100 evaluations fill the
+    history, so 6 steps use all the memory there is."""
+    rows: list[dict[str, Any]] = []
+    for size in SIZES:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds, memory = pool.apply(of_size, (case, size, 6, given.device))
+        row = {"victims": size, "seconds_per_victim": round(seconds, 4), "peak_mb": round(memory)}
+        if rows:
+            more = (memory - rows[-1]["peak_mb"]) / (size - rows[-1]["victims"])
+            row["mb_per_further_victim"] = round(more, 2)
+        rows.append(row)
+    return rows
+
+
+# ------------------------------------------------------------------- what is printed
+
+
+def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    """Columns heading -> key of the rows, aligned."""
+    cells = [list(columns)] + [[str(row.get(key, "")) for key in columns.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print()
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print the tables, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--victims", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--alone", type=int, default=20, help="victims of the one-by-one side")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", default=CASES, metavar="MODEL/DATASET")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    fast, slow, ratio = measure(given.dataset, given.victims, given.steps, given.device)
-    rows = [
-        {
-            "way": row.way,
-            "seconds": round(row.seconds, 2),
-            "evaluations": row.evaluations,
-            "ms_per_evaluation": round(1e3 * row.seconds / row.evaluations, 3),
-            "recovered": row.recovered,
-            "victims": row.victims,
-        }
-        for row in (slow, fast)
-    ]
+    torch.set_num_threads(1)
+    rows = [measure(attack, case, given) for attack in CONTESTS for case in given.only]
+    by_size = growth(given.only[-1], given)
+    ratio = min(row["ratio"] for row in rows)
     if given.json:
-        print(json.dumps({"ratio": round(ratio, 2), "rows": rows}))
+        print(json.dumps({"ratio": ratio, "rows": rows, "sizes": by_size}))
         return
-    print(f"CPL, {given.dataset}, lenet_cpl, {given.victims} victims, {given.steps} steps at most")
-    print(f"{'':<12} {'seconds':>9} {'evaluations':>12} {'ms/evaluation':>14} {'MSE < 1e-3':>11}")
-    for row in rows:
-        print(
-            f"{row['way']:<12} {row['seconds']:>9} {row['evaluations']:>12} "
-            f"{row['ms_per_evaluation']:>14} {row['recovered']:>7}/{row['victims']}"
-        )
-    print(f"batched is {ratio:.1f} times faster")
+    print(f"{given.victims} victims, at most {given.steps} steps; one by one:")
+    print(f"{rows[0]['one_by_one_victims']} of them, evenly spread, scaled to all\n")
+    table(
+        rows,
+        {
+            "attack": "attack",
+            "model/data": "case",
+            "one by one s": "one_by_one_seconds",
+            "batched s": "batched_seconds",
+            "ratio": "ratio",
+            "evaluations": "one_by_one_evaluations",
+            "batched": "batched_evaluations",
+            "ms each": "one_by_one_ms",
+            "batched ms": "batched_ms",
+            "MSE < 1e-3": "recovered",
+            "of": "victims",
+        },
+    )
+    print(f"batched, by the number of victims ({given.only[-1]}, 6 steps)\n")
+    table(
+        by_size,
+        {
+            "victims": "victims",
+            "s a victim": "seconds_per_victim",
+            "peak MB": "peak_mb",
+            "MB a further victim": "mb_per_further_victim",
+        },
+    )
+    print("batched, arithmetic of the objective, and shares of the time\n")
+    table(
+        rows,
+        {
+            "model/data": "case",
+            "multiply-adds": "multiply_adds",
+            "GFLOP/s": "gflops",
+            "of a large product": "peak_gflops",
+            "share": "share_of_peak",
+            "objective": "share_objective",
+            "directions": "share_directions",
+            "rest": "share_rest",
+        },
+    )
+    print(f"batched is at least {ratio:.1f} times faster")
 
 
 if __name__ == "__main__":

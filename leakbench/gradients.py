@@ -1,4 +1,7 @@
-"""Per-example, batch and stacked gradients as `torch.func` programs, differentiable in the inputs.
+"""Per-example, batch and stacked gradients, differentiable in the inputs.
+
+They are `torch.func` programs of any model; a model may bring a faster program of its own for the
+gradients of single examples (`HandWritten`).
 
 Shapes: inputs (clients, batch, *input shape); labels (clients, batch) class indices or
 (clients, batch, classes) probabilities. The loss is cross-entropy in nats without any factor, for
@@ -8,6 +11,7 @@ client and attacker alike: an attacker whose loss differs by a factor never reac
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functional
@@ -19,6 +23,22 @@ from leakbench.contracts import Gradients, Model, Weights
 MULTIPLE, LEAST = 8, 16
 """Examples are computed together in multiples of 8, at least 16: in other numbers CPU matrix
 kernels (AVX-512) sum in another order."""
+
+
+@runtime_checkable
+class HandWritten(Protocol):
+    """A model that knows its per-example gradients itself."""
+
+    def example_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Parameter name -> (n, *its shape), the gradient of each example's own cross-entropy.
+
+        weights: shared by all examples, without derivatives. inputs (n, *input shape); labels (n,)
+        class indices or (n, classes) probabilities. The result must be differentiable once in
+        inputs and probabilities, and a row's bits must not depend on the other rows.
+        """
+        ...
 
 
 def loss_function(model: Model) -> Callable[[Weights, Tensor, Tensor], Tensor]:
@@ -46,13 +66,8 @@ def per_example(
     16 at least, bounds the memory. Without `stacked`, an example's result does not depend, bit for
     bit, on chunk_size, on the other examples, or on its place among them (probed on the CPU).
     """
-    loss = loss_function(model)
-
-    def of_one(weights: Weights, one: Tensor, label: Tensor) -> dict[str, Tensor]:
-        return grad(loss)(weights, one[None], label[None])  # type: ignore[no-any-return]
-
     if stacked:
-        over_batch = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk_size)
+        over_batch = _over_examples(model, chunk_size)
         clients_a_chunk = None if chunk_size is None else max(chunk_size // inputs.shape[1], 1)
         tensors = vmap(over_batch, chunk_size=clients_a_chunk)(weights, inputs, labels)
     else:
@@ -61,11 +76,38 @@ def per_example(
         chunk = _rounded(rows if chunk_size is None else chunk_size)
         last = rows % chunk or chunk
         missing = _rounded(last) - last
-        flat = vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk if rows > chunk else None)(
-            weights, _padded(inputs.flatten(0, 1), missing), _padded(labels.flatten(0, 1), missing)
-        )
+        inputs = _padded(inputs.flatten(0, 1), missing)
+        labels = _padded(labels.flatten(0, 1), missing)
+        fixed = not (torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()))
+        if isinstance(model, HandWritten) and fixed:
+            parts = [
+                model.example_gradients(weights, some, theirs)
+                for some, theirs in zip(inputs.split(chunk), labels.split(chunk), strict=True)
+            ]
+            flat = _joined(parts)
+        else:
+            flat = _over_examples(model, chunk if rows > chunk else None)(weights, inputs, labels)
         tensors = {k: v[:rows].unflatten(0, (clients, batch)) for k, v in flat.items()}
     return Gradients(tensors, ("client", "example"), mask)
+
+
+def _over_examples(
+    model: Model, chunk_size: int | None
+) -> Callable[[Weights, Tensor, Tensor], dict[str, Tensor]]:
+    """(weights, inputs (n, *input shape), labels (n, ...)) -> gradients (n, *parameter shape)."""
+    loss = loss_function(model)
+
+    def of_one(weights: Weights, one: Tensor, label: Tensor) -> dict[str, Tensor]:
+        return grad(loss)(weights, one[None], label[None])  # type: ignore[no-any-return]
+
+    return vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk_size)
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Chunks one after the other; a single one is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
 
 
 def _rounded(rows: int) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -18,9 +19,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from leakbench.contracts import Weights
-from leakbench.errors import unknown_name
+from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.sigmoid_gradients import example_gradients
 
 Scheme = Literal["uniform", "default"]
+
+MLP_HIDDEN = (64, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +63,8 @@ class SigmoidNet:
         return shapes
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Draw all weights; drawn in float64 and rounded, so float32 and float64 nets agree."""
-        weights, bound = {}, 0.5
-        for name, shape in self.shapes().items():
-            if self.scheme == "default" and name.endswith("weight"):
-                bound = 1 / math.sqrt(
-                    math.prod(shape[1:])
-                )  # the bias of a layer follows its weight
-            drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-            weights[name] = ((2 * drawn - 1) * bound).to(dtype)
-        return weights
+        """All weights, drawn by the scheme."""
+        return _draw(self.shapes(), self.scheme, generator, dtype)
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         """(b, *input_shape) -> (b, classes)."""
@@ -79,6 +75,105 @@ class SigmoidNet:
                 functional.conv2d(hidden, weight, bias, stride=layer.stride, padding=2)
             )
         return functional.linear(hidden.flatten(1), weights["dense.weight"], weights["dense.bias"])
+
+    def example_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWritten`."""
+        names, strides = list(self.shapes()), [layer.stride for layer in self.convolutions]
+        if labels.ndim == 1:
+            labels = functional.one_hot(labels, self.classes).to(inputs.dtype)
+        found = example_gradients(strides, [weights[name] for name in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """Hidden dense layers of 64 and 32 units with ReLU, then a dense head.
+
+    Maps (b, *input_shape) to (b, classes) logits; inputs of any shape are flattened.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    scheme: Scheme = "uniform"
+    head: str = f"dense{len(MLP_HIDDEN) + 1}.weight"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape, in the order gradients are listed."""
+        widths = (math.prod(self.input_shape), *MLP_HIDDEN, self.classes)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for number, (inputs, units) in enumerate(pairwise(widths), start=1):
+            shapes[f"dense{number}.weight"] = (units, inputs)
+            shapes[f"dense{number}.bias"] = (units,)
+        return shapes
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All weights, drawn by the scheme."""
+        return _draw(self.shapes(), self.scheme, generator, dtype)
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """(b, *input_shape) -> (b, classes)."""
+        hidden, last = inputs.flatten(1), len(MLP_HIDDEN) + 1
+        for number in range(1, last + 1):
+            weight, bias = weights[f"dense{number}.weight"], weights[f"dense{number}.bias"]
+            hidden = functional.linear(hidden, weight, bias)
+            if number < last:
+                hidden = torch.relu(hidden)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleModel:
+    """Your own `torch.nn.Module` as a model: its parameters become arguments, buffers stay.
+
+    head: name of the weight (classes, features) of its last dense layer.
+
+    Raises:
+        LeakbenchError: no such head, or a layer whose output for one example depends on the others
+        of its batch (BatchNorm in training mode), which has no per-example gradient.
+    """
+
+    module: torch.nn.Module
+    head: str
+
+    def __post_init__(self) -> None:
+        named = dict(self.module.named_parameters())
+        if self.head not in named or named[self.head].ndim != 2:
+            dense = [name for name, value in named.items() if value.ndim == 2]
+            raise unknown_name("head", self.head, dense, "model, weights of dense layers")
+        for name, layer in self.module.named_modules():
+            mixes = layer.training or not getattr(layer, "track_running_stats", True)
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and mixes:
+                raise LeakbenchError(
+                    f"model, layer '{name}': {type(layer).__name__} in training mode mixes the "
+                    "examples of a batch; call eval() first, or use GroupNorm"
+                )
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The module's own parameters, as they are; nothing is drawn."""
+        return {k: v.detach().clone().to(dtype) for k, v in self.module.named_parameters()}
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """(b, *input shape) -> (b, classes)."""
+        found: Tensor = torch.func.functional_call(self.module, dict(weights), (inputs,))
+        return found
+
+
+def _draw(
+    shapes: dict[str, tuple[int, ...]],
+    scheme: Scheme,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Weights of these shapes; drawn in float64 and rounded, so float32 and float64 nets agree."""
+    weights, bound = {}, 0.5
+    for name, shape in shapes.items():
+        if scheme == "default" and name.endswith("weight"):
+            bound = 1 / math.sqrt(math.prod(shape[1:]))  # the bias of a layer follows its weight
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+        weights[name] = ((2 * drawn - 1) * bound).to(dtype)
+    return weights
 
 
 def _lenet_cpl(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> SigmoidNet:
@@ -101,23 +196,34 @@ def _cnn2(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> Sigmoid
     return SigmoidNet(input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme)
 
 
-BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet]] = {
+def _mlp(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> MLP:
+    """Two hidden dense layers: the network for tables."""
+    return MLP(input_shape=input_shape, classes=classes, scheme=scheme)
+
+
+BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet | MLP]] = {
     "lenet_cpl": _lenet_cpl,
     "lenet_dlg": _lenet_dlg,
     "cnn2": _cnn2,
+    "mlp": _mlp,
 }
 
 
 def build(
     name: str, input_shape: tuple[int, ...], classes: int, scheme: Scheme = "uniform"
-) -> SigmoidNet:
-    """Network `name` for inputs of `input_shape` (channels, height, width).
+) -> SigmoidNet | MLP:
+    """Network `name` for inputs of `input_shape`: (channels, height, width), or any for "mlp".
 
     Raises:
-        LeakbenchError: no such model.
+        LeakbenchError: no such model, or a convolutional one for inputs that are not images.
     """
     if name not in BUILDERS:
         raise unknown_name("model", name, BUILDERS)
+    if name != "mlp" and len(input_shape) != 3:
+        raise LeakbenchError(
+            f"model '{name}': takes images (channels, height, width), not inputs of shape "
+            f"{input_shape}; allowed for those: mlp"
+        )
     return BUILDERS[name](input_shape, classes, scheme)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ Status = Literal["converged", "steps", "nan"]
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (k, d), problem numbers (k,)) -> (losses (k,), gradients (k, d)), row by row."""
 
-StepWatch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-"""(problem numbers (k,), steps done (k,), points (k, d), losses at the start of the step (k,))."""
+StepWatch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(problem numbers (k,), steps and evaluations done (k,), points (k, d), losses at the start of the
+step (k,))."""
 
 PAD = 8
 
@@ -60,6 +61,7 @@ class LBFGS:
     steps: limit on steps. max_eval: evaluations that end a step; None means max_iter * 5 // 4.
     """
 
+    evaluations_a_step: ClassVar[int] = 20
     steps: int = 300
     lr: float = 1.0
     max_iter: int = 20
@@ -301,8 +303,9 @@ def _cubic_minimum(one: _Point, two: _Point, low: float, high: float) -> float:
 class _Engine:
     """Answers the requests of all control generators with batched tensor operations.
 
-    Tensors have one row an active problem: base points x, gradient slots g, directions d, and a
-    ring of `history` pairs (s, y) a problem, layout (history, rows, d).
+    Tensors have one row an active problem: base points x, gradient slots g, directions d, a ring
+    of `history` pairs (s, y), layout (rows, history, d), and what is small in the order of age,
+    oldest first: rho_i and the products s_i . y_j of pairs i <= j.
     """
 
     def __init__(
@@ -316,9 +319,10 @@ class _Engine:
         self.d = start.new_zeros(n, d)
         self.t = start.new_zeros(n)
         self.previous_g = start.new_zeros(n, d)
-        self.s = start.new_zeros(options.history, n, d)
-        self.y = start.new_zeros(options.history, n, d)
-        self.rho = start.new_zeros(options.history, n)
+        self.s = start.new_zeros(n, options.history, d)
+        self.y = start.new_zeros(n, options.history, d)
+        self.products = start.new_zeros(n, options.history, options.history)
+        self.rho = start.new_zeros(n, options.history)
         self.scale = start.new_ones(n)  # H0 = scale * identity
         self.pairs = torch.zeros(n, dtype=torch.int64, device=start.device)  # accepted so far
         self.begun = [False] * n
@@ -379,9 +383,11 @@ class _Engine:
         t = self.x.new_tensor([r.t for r in requests])  # type: ignore[union-attr]
         losses = self.x.new_tensor([r.loss for r in requests])  # type: ignore[union-attr]
         if self.watch is not None:
-            steps = [self.counts[self.numbers[row]].steps for row in done]
+            counts = [self.counts[self.numbers[row]] for row in done]
+            steps = torch.tensor([count.steps for count in counts])
+            evaluations = torch.tensor([count.evaluations for count in counts])
             points = torch.where((t == 0)[:, None], self.x[index], self._at(index, t))
-            self.watch(self.rows[index], torch.tensor(steps), points, losses)
+            self.watch(self.rows[index], steps, evaluations, points, losses)
         for row in done:
             pending[row] = self._resume(row, None)
 
@@ -443,42 +449,63 @@ class _Engine:
         s = self.d[index] * self.t[index][:, None]
         ys = (y * s).sum(dim=1)
         accepted = begun & (ys > 1e-10)
-        at = index[accepted]
-        slot = self.pairs[at] % self.o.history
-        self.s[slot, at], self.y[slot, at] = s[accepted], y[accepted]
-        self.rho[slot, at] = 1.0 / ys[accepted]
+        at, history = index[accepted], self.o.history
+        slot = self.pairs[at] % history
+        self.s[at, slot], self.y[at, slot] = s[accepted], y[accepted]
+        full = at[self.pairs[at] >= history]  # the oldest pair goes
+        self.rho[full, :-1] = self.rho[full, 1:]
+        self.products[full, :-1, :-1] = self.products[full, 1:, 1:]
+        self.rho[at, self.pairs[at].clamp(max=history - 1)] = 1.0 / ys[accepted]
         self.scale[at] = ys[accepted] / y[accepted].square().sum(dim=1)
         self.pairs[at] += 1
         self.previous_g[index] = g
-        d = self._two_loop(index, g)
-        self.d[index] = d
+        kept = self.pairs[index].clamp(max=history)
+        for length in kept.unique().tolist():  # a longer neighbour would change bits
+            own = index[kept == length]
+            self.d[own] = self._two_loops(own, length)
+        d = self.d[index]
         slope = (g * d).sum(dim=1)
         columns = torch.stack([slope, d.abs().amax(dim=1)], dim=1).tolist()
         return [_Directed(*values) for values in columns]
 
-    def _two_loop(self, index: Tensor, g: Tensor) -> Tensor:
-        """H g by the recursion of Nocedal and Wright, algorithm 7.4; returns -H g."""
-        pairs = self.pairs[index]
-        newest, oldest = (int(pairs.max()), int(pairs.min())) if len(pairs) else (0, 0)
-        together = newest == oldest and len(index) == len(self.numbers)
-        q = -g
-        steps = []
-        for back in range(1, min(newest, self.o.history) + 1):
-            if together:  # the usual case: views instead of copies
-                slot = (newest - back) % self.o.history
-                s, y, rho = self.s[slot], self.y[slot], self.rho[slot]
-            else:
-                at = (pairs - back) % self.o.history, index
-                # A row with fewer pairs gets rho = 0, which makes this step a no-op for it.
-                s, y, rho = self.s[at], self.y[at], torch.where(pairs >= back, self.rho[at], 0.0)
-            alpha = (s * q).sum(dim=1) * rho
-            q = torch.addcmul(q, alpha[:, None], y, value=-1)
-            steps.append((s, y, rho, alpha))
-        r = q * self.scale[index][:, None]
-        for s, y, rho, alpha in reversed(steps):
-            beta = (y * r).sum(dim=1) * rho
-            r = torch.addcmul(r, (alpha - beta)[:, None], s)
-        return r
+    def _two_loops(self, own: Tensor, kept: int) -> Tensor:
+        """-H g by the recursion of Nocedal and Wright, algorithm 7.4, for rows with `kept` pairs.
+
+        Its loops solve triangular systems: with P_ij = s_i . y_j, oldest pair first,
+        alpha_i = rho_i (s_i . q - sum over j > i of P_ij alpha_j), and then for w = alpha - beta
+        w_i = alpha_i - rho_i (y_i . r + sum over j < i of P_ji w_j).
+        """
+        # Views of all rows, with unused results, cost less than copies of half of them.
+        everybody = 2 * len(own) > len(self.numbers)
+        rows, mine = (slice(None), own) if everybody else (own, slice(None))
+        q, scale = -self.g[0, rows][:, None], self.scale[rows][:, None, None]
+        if not kept:
+            return (q * scale)[mine, 0]
+        s, y = self.s[rows][:, :kept], self.y[rows][:, :kept]
+        rho = self.rho[rows][:, :kept, None]
+        if kept == 1:  # no product of matrices, whose bits here depend on how many rows there are
+            alpha = rho * (s * q).sum(dim=2, keepdim=True)
+            r = torch.addcmul(q, alpha, y, value=-1) * scale
+            beta = rho * (y * r).sum(dim=2, keepdim=True)
+            return torch.addcmul(r, alpha - beta, s)[mine, 0]
+        pairs, slots = self.pairs[rows, None], torch.arange(kept, device=own.device)
+        oldest = torch.where(pairs > self.o.history, pairs, 0)
+        by_age, by_slot = ((slots + oldest) % kept)[..., None], ((slots - oldest) % kept)[:, None]
+        newest = y.take_along_dim((pairs[..., None] - 1) % kept, dim=1)
+        by_s = torch.cat([q, newest], dim=1) @ s.mT  # q and the newest y in one pass over s
+        by_s = by_s.mT.take_along_dim(by_age, dim=1)
+        self.products[own, :kept, kept - 1] = by_s[mine, :, 1]
+        products = self.products[rows][:, :kept, :kept]
+        alpha = torch.linalg.solve_triangular(
+            rho * products, rho * by_s[..., :1], upper=True, unitriangular=True
+        )
+        r = (q - alpha.mT.take_along_dim(by_slot, dim=2) @ y) * scale
+        by_y = (r @ y.mT).mT.take_along_dim(by_age, dim=1)
+        w = torch.linalg.solve_triangular(
+            rho * products.mT, alpha - rho * by_y, upper=False, unitriangular=True
+        )
+        direction: Tensor = r + w.mT.take_along_dim(by_slot, dim=2) @ s
+        return direction[mine, 0]
 
     def _compact(self, pending: list[_Request | None]) -> list[_Request | None]:
         """Drop finished rows."""
@@ -486,10 +513,11 @@ class _Engine:
         if len(alive) == len(pending):
             return pending
         index = self._index(alive)
-        for name in ("rows", "x", "d", "t", "previous_g", "scale", "pairs"):
+        self.g = self.g[:, index]
+        for name in ("rows", "x", "d", "t", "previous_g", "s", "y"):
             setattr(self, name, getattr(self, name)[index])
-        for name in ("g", "s", "y", "rho"):
-            setattr(self, name, getattr(self, name)[:, index])
+        for name in ("products", "rho", "scale", "pairs"):
+            setattr(self, name, getattr(self, name)[index])
         self.controls = [self.controls[row] for row in alive]
         self.numbers = [self.numbers[row] for row in alive]
         self.begun = [self.begun[row] for row in alive]
@@ -507,3 +535,85 @@ def padded(objective: Objective, points: Tensor, numbers: Tensor) -> tuple[Tenso
     k = len(points)
     loss, gradient = objective(with_copies(points), with_copies(numbers))
     return loss[:k].detach(), gradient[:k].detach()
+
+
+# ------------------------------------------------------------------- first order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedAdam:
+    """Adam as gradient inversion uses it: on the gradient's sign, and inside a box.
+
+    Betas and eps are the defaults of `torch.optim.Adam`. The learning rate falls to a tenth at 3/8,
+    5/8 and 7/8 of `steps`, each rounded down, where `torch.optim.lr_scheduler.MultiStepLR` would
+    lower it. The point after the last step is evaluated too: `steps` + 1 evaluations.
+
+    lr: first learning rate. signed: give Adam the sign of the gradient. box: every coordinate is
+    clamped to it after every step; the start is not.
+    """
+
+    steps: int = 24000
+    lr: float = 0.1
+    signed: bool = True
+    box: tuple[float, float] | None = None
+
+    def minimise(
+        self, objective: Objective, start: Tensor, watch: StepWatch | None = None
+    ) -> Solution:
+        """Minimise n problems from `start` (n, d)."""
+        n, device = len(start), start.device
+        points, loss = start.clone(), start.new_full((n,), math.inf)
+        start_loss = start.new_full((n,), math.nan)
+        steps = torch.full((n,), self.steps, dtype=torch.int64, device=device)
+        status: list[Status] = ["steps"] * n
+        rows = torch.arange(n, device=device)  # problem numbers of the active ones
+        x, moments, rate = start.clone(), (torch.zeros_like(start),) * 2, self.lr
+        milestones = [self.steps * eighths // 8 for eighths in (3, 5, 7)]
+        for step in range(self.steps + 1):
+            if not len(rows):
+                break
+            losses, gradient = padded(objective, x, rows)
+            finite = torch.isfinite(losses) & torch.isfinite(gradient).all(dim=1)
+            if step == 0:
+                start_loss = torch.where(finite, losses, math.nan)
+            better = finite & (losses < loss[rows])
+            points[rows] = torch.where(better[:, None], x, points[rows])
+            loss[rows] = torch.where(better, losses, loss[rows])
+            if not bool(finite.all()):
+                steps[rows[~finite]] = step
+                for number in rows[~finite].tolist():
+                    status[number] = "nan"
+                rows, x, losses, gradient = (v[finite] for v in (rows, x, losses, gradient))
+                moments = (moments[0][finite], moments[1][finite])
+            if step == self.steps or not len(rows):
+                break
+            rate *= 0.1 ** milestones.count(step)
+            x, moments = self._step(x, gradient, moments, step + 1, rate)
+            if watch is not None:
+                done = torch.full((len(rows),), step + 1)
+                watch(rows, done, done, x, losses)
+        return Solution(
+            points=points,
+            loss=torch.where(torch.isfinite(loss), loss, math.nan),
+            start_loss=start_loss,
+            steps=steps,
+            evaluations=steps + 1,
+            status=tuple(status),
+        )
+
+    def _step(
+        self, x: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], count: int, rate: float
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Step number `count`, from 1: the new points and running moments.
+
+        Single products and sums only: a fused kernel rounds the last elements of a tensor another
+        way, and which elements these are depends on the batch.
+        """
+        beta1, beta2, eps = 0.9, 0.999, 1e-8
+        if self.signed:
+            gradient = gradient.sign()
+        mean = beta1 * moments[0] + (1 - beta1) * gradient
+        square = beta2 * moments[1] + (1 - beta2) * (gradient * gradient)
+        scale = square.sqrt() / math.sqrt(1 - beta2**count) + eps
+        x = x - rate / (1 - beta1**count) * (mean / scale)
+        return (x if self.box is None else x.clamp(*self.box)), (mean, square)
