@@ -19,7 +19,7 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,18 +69,54 @@ def torch_lbfgs(loss: Loss, start: Tensor, steps: int) -> tuple[Tensor, int]:
     return dummy.detach(), evaluations
 
 
+def torch_signed_adam(loss: Loss, start: Tensor, steps: int) -> tuple[Tensor, int]:
+    """`torch.optim.Adam` on signs, clamped, with GradInv's decay -> (image, evaluations)."""
+    dummy = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([dummy], lr=0.1)
+    milestones = [steps * eighths // 8 for eighths in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+    for _ in range(steps):
+        dummy.grad = torch.autograd.grad(loss(dummy), dummy)[0].sign()
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            dummy.clamp_(0, 1)
+    return dummy.detach(), steps
+
+
+def squared(made: Sequence[Tensor], target: Sequence[Tensor], dummy: Tensor) -> Tensor:
+    """L2 matching."""
+    parts = [((one - two) ** 2).sum() for one, two in zip(made, target, strict=True)]
+    return torch.stack(parts).sum()
+
+
+def cosine(made: Sequence[Tensor], target: Sequence[Tensor], dummy: Tensor) -> Tensor:
+    """One angle over all parameters, and total variation with GradInv's weight."""
+    product = torch.stack([(one * two).sum() for one, two in zip(made, target, strict=True)]).sum()
+    lengths = [torch.stack([t.square().sum() for t in some]).sum() for some in (made, target)]
+    angle = 1 - product / lengths[0].sqrt() / lengths[1].sqrt()
+    return angle + 1e-4 * (dummy.diff(dim=-1).abs().mean() + dummy.diff(dim=-2).abs().mean())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """A plugin, given its steps, and what a notebook runs for one image in its place."""
+    """An attack and what a notebook runs for one image in its place; both are given `a_step` of
+    their own steps for each of L-BFGS."""
 
-    plugin: Callable[[int], Attack]
+    name: str
+    distance: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
     alone: Callable[[Loss, Tensor, int], tuple[Tensor, int]]
+    a_step: int
+
+    def plugin(self, steps: int) -> Attack:
+        """The attack, limited to `steps` steps of L-BFGS or as many evaluations."""
+        attack: Attack = load_plugin("attacks", self.name)(steps=steps * self.a_step)
+        return attack
 
 
 CONTESTS = {
-    "cpl": Contest(
-        plugin=lambda steps: load_plugin("attacks", "cpl")(steps=steps), alone=torch_lbfgs
-    ),
+    "cpl": Contest(name="cpl", distance=squared, alone=torch_lbfgs, a_step=1),
+    "gradinv": Contest(name="gradinv", distance=cosine, alone=torch_signed_adam, a_step=20),
 }
 
 
@@ -167,10 +203,9 @@ def one_by_one(
         def loss(dummy: Tensor, label: Tensor = label, target: list[Tensor] = target) -> Tensor:
             value = functional.cross_entropy(leak.model.logits(weights, dummy), label)
             made = torch.autograd.grad(value, list(weights.values()), create_graph=True)
-            parts = [((one - two) ** 2).sum() for one, two in zip(made, target, strict=True)]
-            return torch.stack(parts).sum()
+            return contest.distance(made, target, dummy)
 
-        image, spent = contest.alone(loss, starts[victim], steps)
+        image, spent = contest.alone(loss, starts[victim], steps * contest.a_step)
         evaluations += spent
         recovered += float((image[0] - images[victim]).square().mean()) < 1e-3
     return Run(
@@ -333,10 +368,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="+", default=CASES, metavar="MODEL/DATASET")
+    parser.add_argument("--attacks", nargs="+", default=list(CONTESTS), choices=list(CONTESTS))
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(attack, case, given) for attack in CONTESTS for case in given.only]
+    rows = [measure(attack, case, given) for attack in given.attacks for case in given.only]
     by_size = growth(given.only[-1], given)
     ratio = min(row["ratio"] for row in rows)
     if given.json:
@@ -374,6 +410,7 @@ def main() -> None:
     table(
         rows,
         {
+            "attack": "attack",
             "model/data": "case",
             "multiply-adds": "multiply_adds",
             "GFLOP/s": "gflops",

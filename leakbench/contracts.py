@@ -97,6 +97,8 @@ class Gradients:
         """Average over a leading axis, counting only entries whose mask is True."""
         position = self.axes.index(axis)
         axes = self.axes[:position] + self.axes[position + 1 :]
+        if self.mask is None and self.leading[position] == 1:
+            return Gradients({k: v.squeeze(position) for k, v in self.tensors.items()}, axes)
         if self.mask is None:
             return Gradients({k: v.mean(dim=position) for k, v in self.tensors.items()}, axes)
         present, count = self.mask, self.mask.sum(dim=position).clamp(min=1)
@@ -194,6 +196,18 @@ class Observation:
 
     weights: Weights
     gradients: Gradients
+    _last: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def of(self, rows: Tensor) -> Gradients:
+        """Gradients of the victims `rows` (k,); not to be changed, the last answer is kept.
+
+        An optimiser asks for the same rows over and over, and picking them costs as much as a
+        convolution.
+        """
+        if not ("rows" in self._last and torch.equal(self._last["rows"], rows)):
+            self._last.update(rows=rows.clone(), gradients=self.gradients.select(rows))
+        found: Gradients = self._last["gradients"]
+        return found
 
 
 class Simulate(Protocol):

@@ -28,7 +28,7 @@ from leakbench.contracts import (
     concatenate,
 )
 from leakbench.gradients import of_batch, per_example
-from leakbench.optim import with_copies
+from leakbench.optim import PAD, with_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +195,12 @@ def simulator(
         example_view = point.type == 2 and point.view == "example"
         if example_view:  # the costly part once for all defenses, then each one's hooks
             gradients = per_example(model, seen.weights, inputs, labels)
+        numbers = which.unique().tolist()
+        # The usual case, all rows through one replay: nothing to pick out and to put back.
+        alone = len(numbers) == 1 and len(rows) % PAD == 0
         order: list[Tensor] = []
         parts: list[Gradients] = []
-        for number in which.unique().tolist():
+        for number in numbers:
             chosen = torch.nonzero(which == number).flatten()
             own = slice(len(chosen))
             order.append(chosen)
@@ -208,13 +211,12 @@ def simulator(
                 noise=None,
                 batch_size=inputs.shape[1] // steps,
                 clients=tuple(range(len(chosen))),
-                observation=seen.gradients.select(rows[chosen]),
+                observation=seen.of(rows[chosen]),
             )
             if example_view:
-                shown, _ = replay.defense.on_examples(
-                    gradients.select(chosen), replay.state, context
-                )
-                parts.append(shown.mean("example").select(own))
+                raw = gradients if alone else gradients.select(chosen)
+                shown, _ = replay.defense.on_examples(raw, replay.state, context)
+                shown = shown.mean("example")
             else:
                 batches = [
                     Batch(inputs=some, labels=theirs)
@@ -230,7 +232,7 @@ def simulator(
                 ).tapped  # fmt: skip
                 assert tapped is not None
                 shown = in_gradient_units(tapped, point, steps, rate)
-                parts.append(shown.select(own))
+            parts.append(shown if alone else shown.select(own))
         if len(parts) == 1:
             return parts[0]
         back = torch.cat(order).argsort()
