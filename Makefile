@@ -23,7 +23,7 @@ export MKL_NUM_THREADS := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  PYTHON=$(PYTHON)  VENV=$(VENV)  PROFILE=$(PROFILE)  ARGS='$(ARGS)' (passed on to the command)"
+	@echo "  PYTHON=$(PYTHON)  VENV=$(VENV)  PROFILE=$(PROFILE)  OUT=$(OUT)  ARGS='$(ARGS)' (passed on to the command)"
 
 install: $(STAMP) ## make the virtual environment and install leakbench into it, editable
 
@@ -63,10 +63,11 @@ bench: $(STAMP) ## measure how fast the attacks run
 suite-table3: suite-tifs_table3 ## short for suite-tifs_table3
 
 # A run in which some trials failed (exit code 1) still has a gallery to look at.
-suite-%: $(STAMP) FORCE ## run a suite: make suite-NAME [PROFILE=paper]
-	@code=0; $(BIN)/leakbench run $* --profile $(PROFILE) $(ARGS) || code=$$?; \
+suite-%: $(STAMP) FORCE ## run a suite: make suite-NAME [PROFILE=paper] [OUT=DIR]
+	@run='$(or $(OUT),results/runs/$*-$(PROFILE))'; \
+	code=0; $(BIN)/leakbench run $* --profile $(PROFILE) --out "$$run" $(ARGS) || code=$$?; \
 	if [ $$code -le 1 ]; then \
-	  $(BIN)/leakbench gallery results/runs/$*-$(PROFILE) || [ $$code -ne 0 ] || code=$$?; \
+	  $(BIN)/leakbench gallery "$$run" || [ $$code -ne 0 ] || code=$$?; \
 	fi; \
 	exit $$code
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from leakbench.errors import LeakbenchError
-from leakbench.names import Grant, Knowledge
 
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
@@ -175,19 +174,6 @@ class LeakPoint:
 
     def __str__(self) -> str:
         return f"type{self.type}/{self.view}" if self.type == 2 else f"type{self.type}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreatModel:
-    """What a cell grants the attacker beyond model, weights and the observed gradient.
-
-    knowledge: "naive" ignores the defense, "adaptive" knows its public description.
-    grants: "labels" of the victims; "candidates", a list of labelled inputs that holds the
-        victims; "public", inputs of the same kind that are nobody's secret.
-    """
-
-    knowledge: Knowledge = "naive"
-    grants: frozenset[Grant] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

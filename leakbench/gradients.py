@@ -87,7 +87,9 @@ def per_example(
             flat = _joined(parts)
         else:
             flat = _over_examples(model, chunk if rows > chunk else None)(weights, inputs, labels)
-        tensors = {k: v[:rows].unflatten(0, (clients, batch)) for k, v in flat.items()}
+        if missing:  # a slice costs a pass over memory in its derivative, even of everything
+            flat = {k: v[:rows] for k, v in flat.items()}
+        tensors = {k: v.unflatten(0, (clients, batch)) for k, v in flat.items()}
     return Gradients(tensors, ("client", "example"), mask)
 
 

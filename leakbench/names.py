@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 Knowledge = Literal["naive", "adaptive"]
+"""naive: ignores the defense; adaptive: knows its public description."""
 
 Grant = Literal["labels", "candidates", "public"]
-"""What a threat model may hand to the attacker beside model, weights and gradients."""
+"""What a threat model may hand to the attacker beside model, weights and gradients: the victims'
+labels; a list of labelled candidates that holds the victims; public inputs of the same kind."""
 
 Status = Literal["ok", "nan", "diverged", "oom", "timeout", "skipped", "error"]
 """How a trial ended. ok: the attack returned; nan: it left the finite numbers; diverged: its
