@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
 from leakbench.errors import LeakbenchError
+from leakbench.names import Grant
 from leakbench.optim import with_copies
 
 TOGETHER = 256
@@ -39,6 +40,7 @@ class Candidates(Attack):
     """
 
     name: ClassVar[str] = "candidates"
+    requires: ClassVar[tuple[Grant, ...]] = ("candidates",)
     local_steps: LocalSteps = "unroll"
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:

@@ -241,7 +241,7 @@ def validate(
 
 
 def _rough_time(planned: list[PlannedCell]) -> str:
-    """An upper bound from steps, at a millisecond for each gradient of each image."""
+    """From all steps, at two milliseconds for each gradient of each image on one core."""
     from leakbench import registry
 
     seconds = 0.0
@@ -251,9 +251,11 @@ def _rough_time(planned: list[PlannedCell]) -> str:
         if not planned_cell.skip and isinstance(steps, int) and isinstance(restarts, int):
             each = registry.load("attacks", cell.attack).evaluations_a_step
             images = len(list(planned_cell.trials()))
-            seconds += 1e-3 * images * restarts * steps * each * cell.observations
+            seconds += 2e-3 * images * restarts * steps * each * cell.observations
     cores = os.cpu_count() or 1
-    return f"at most about {max(1, round(seconds / cores / 60))} minutes on {cores} cores"
+    minutes = max(1, round(seconds / cores / 60))
+    time = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    return f"roughly {time} on {cores} cores if every attack uses up its steps"
 
 
 @app.command()
@@ -409,7 +411,16 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
-    return plan, runner.plan_cells(plan, data_root(), device)
+    planned = runner.plan_cells(plan, data_root(), device)
+    records = store.records()
+    if records and not any(key in records for cell in planned for key in cell.trials()):
+        commit = (manifest.get("git") or {}).get("commit") or "unknown"
+        raise LeakbenchError(
+            f"{store.folder}: its {len(records)} records were made by other code, data or "
+            f"settings (commit {str(commit)[:12]}); `leakbench run` does them again, report.md "
+            "there is of then"
+        )
+    return plan, planned
 
 
 def _content(store: Run) -> dict[str, Any]:
@@ -501,15 +512,18 @@ def _progress() -> Iterator[Any]:
 
     def line(progress: Progress) -> None:
         counts = ", ".join(f"{n} {status}" for status, n in sorted(progress.statuses.items()))
+        why = progress.reason and f" ({progress.reason})"
         _say(f"{progress.done}/{progress.total} trials, {progress.seconds:.0f} s: "
-             f"{_chunk_name(progress)}: {counts}")  # fmt: skip
+             f"{_chunk_name(progress)}: {counts}{why}")  # fmt: skip
 
     yield line
 
 
 def _chunk_name(progress: Progress) -> str:
     cell = progress.chunk.cells[0]
-    return f"{cell.dataset}, {cell.attack} {cell.knowledge}, network {progress.chunk.network}"
+    variant = f"{cell.variant}: " if cell.variant else ""
+    attack = f"{variant}{cell.attack} {cell.knowledge}"
+    return f"{cell.dataset}, {attack}, network {progress.chunk.network}"
 
 
 def main() -> None:

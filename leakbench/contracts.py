@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from leakbench.errors import LeakbenchError
+from leakbench.names import Grant
 
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
@@ -353,6 +354,8 @@ class Attack(ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
+    requires: ClassVar[tuple[Grant, ...]] = ()
+    """What the threat model must grant."""
     evaluations_a_step: ClassVar[int] = 1
     """At most, for estimates of how long a run takes."""
     local_steps: LocalSteps = "unroll"

@@ -71,13 +71,15 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A chunk is done: `done` of `total` trials, after `seconds`; `chunk` and its statuses."""
+    """A chunk is done: `done` of `total` trials, after `seconds`; `chunk`, its statuses, and why
+    one of its trials failed, if one did."""
 
     done: int
     total: int
     seconds: float
     chunk: Chunk
     statuses: Mapping[str, int]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,7 @@ def run(
                         seconds=time.monotonic() - begun,
                         chunk=chunk,
                         statuses=statuses,
+                        reason=next((r["reason"] for r in result.records if r["reason"]), ""),
                     )
                 )
     return Outcome(

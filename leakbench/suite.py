@@ -347,6 +347,8 @@ def resolve(
     document = _toml(raw, file)
     published = parsed = _parse(document, file)
     if settings:
+        if attack is not None and parsed.variants and parsed.attack is None:
+            document["attack"] = {"name": attack}  # for settings of attack.parameters
         for setting in settings:
             _set(document, setting, file)
             _yield_to(document, setting, file)
@@ -629,6 +631,7 @@ def _cells(
     variants = _variants(suite, profile, file, attack)
     rows = _rows(suite, file, defense)
     rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
+    _check_rules(rules, file)
     cells = []
     for dataset in suite.datasets:
         for variant in variants:
@@ -680,6 +683,17 @@ def _cells(
     return tuple(cells)
 
 
+def _check_rules(rules: Sequence[Mapping[str, Any]], file: str) -> None:
+    """What the kind of a rule demands of its other keys."""
+    from leakbench.metrics import SuccessRule  # brings torch, which no reading of a file needs
+
+    for rule in rules:
+        try:
+            SuccessRule(**rule)
+        except LeakbenchError as error:
+            raise LeakbenchError(f"{file}, key rules: {error}") from None
+
+
 def _variants(suite: Suite, profile: ProfileTable, file: str, attack: str | None) -> list[_Variant]:
     """The suite's variants, or the suite itself as the only one, each complete and checked."""
     tables = suite.variants or [VariantTable.model_construct(id="", label="")]
@@ -694,8 +708,7 @@ def _variants(suite: Suite, profile: ProfileTable, file: str, attack: str | None
             tables = found
         else:
             registry.find("attacks", attack, "--attack")
-            own_id = _as_identifier(attack) if suite.variants else ""
-            tables = [tables[0].model_copy(update={"id": own_id, "label": attack})]
+            tables = _in_place_of(suite, tables, attack)
             replaced = attack
     shared: set[str] = set()
     if suite.variants:
@@ -711,6 +724,32 @@ def _variants(suite: Suite, profile: ProfileTable, file: str, attack: str | None
 _NO_ATTACK = AttackTable(name="")
 
 
+def _in_place_of(suite: Suite, tables: list[VariantTable], attack: str) -> list[VariantTable]:
+    """A variant for every setting of the suite's, run by another attack."""
+    if not suite.variants:
+        return [tables[0].model_copy(update={"label": attack})]
+    settings: dict[str, list[VariantTable]] = {}
+    for table in tables:  # those that differ in their attack only are one
+        setting = [table.model, table.training, table.leak]
+        dumped = [each.model_dump() if each is not None else None for each in setting]
+        settings.setdefault(canonical(dumped), []).append(table)
+    own_id = _as_identifier(attack)
+    return [
+        same[0].model_copy(
+            update={
+                "id": f"{own_id}_{same[0].id}",
+                "label": f"{attack} in place of {same[0].label}",
+                "datasets": [
+                    name
+                    for name in suite.datasets
+                    if any(table.datasets is None or name in table.datasets for table in same)
+                ],
+            }
+        )
+        for same in settings.values()
+    ]
+
+
 def _variant(
     suite: Suite,
     table: VariantTable,
@@ -723,6 +762,8 @@ def _variant(
     where = f"{file}, variant '{table.id}'" if table.id else file
     model, training = table.model or suite.model, table.training or suite.training
     leak, chosen = table.leak or suite.leak, table.attack or suite.attack
+    if replaced and suite.attack is not None and suite.attack.name == replaced:
+        chosen = suite.attack  # set on the command line
     if chosen is None:
         raise LeakbenchError(f"{where}, key attack: missing")
     _check_variant(where, model, training, leak, table.datasets or suite.datasets)
@@ -741,6 +782,10 @@ def _variant(
         foreign = shared if name == chosen.name else asked.keys()
         asked = {k: v for k, v in asked.items() if k in fields or k not in foreign}
         parameters[knowledge] = complete(kind, asked, f"{where}, attack '{name}'")
+    for grant in getattr(kind, "requires", ()):
+        if grant not in chosen.grants:
+            text = f"'{name}' needs '{grant}', granted are {chosen.grants}"
+            raise LeakbenchError(f"{where}, key attack.grants: {text}")
     if not parameters:
         text = f"none of {chosen.knowledge} is an attacker of the suite"
         raise LeakbenchError(f"{where}, key attack.knowledge: {text}")

@@ -543,15 +543,36 @@ def test_an_attack_picks_variants_by_id_or_by_its_name(write: Callable[[str], st
     assert found == {"cpl/none", "cpl_restarts_4/none"}  # an id, and an attack of this name
 
 
-def test_an_attack_of_no_variant_runs_in_place_of_the_first(write: Callable[[str], str]) -> None:
+def test_an_attack_of_no_variant_runs_in_every_setting(write: Callable[[str], str]) -> None:
     plan = resolve(write(VARIED), attack="start_image")
-    assert {cell.row for cell in plan.cells} == {"start_image/none", "start_image/dp"}
-    assert {cell.label for cell in plan.cells} == {"start_image, no defense", "start_image, DP"}
-    cell = cell_of(plan, "start_image/dp")
+    rows = ["start_image_plain/none", "start_image_plain/dp"]
+    own = ["start_image_own/none", "start_image_own/dp"]
+    assert sorted({cell.row for cell in plan.cells}) == sorted([*rows, *own])
+    cell = cell_of(plan, "start_image_plain/dp")
+    assert cell.label.startswith("start_image in place of ")
     assert cell.attack_parameters == {"grid": 2}
-    assert (cell.model, cell.observations) == ("lenet_cpl", 2)
     assert not plan.printed
     assert "--attack: unknown attack 'gradinf'" in error_of(write(VARIED), attack="gradinf")
+
+
+def test_an_attack_runs_once_where_variants_differ_in_their_attack_only() -> None:
+    plan = resolve("tpds_table1", attack="idlg", settings=["attack.parameters.steps=10"])
+    assert {cell.row for cell in plan.cells} == {"idlg_dlg/none"}
+    assert {cell.attack_parameters["steps"] for cell in plan.cells} == {10}
+    batches = resolve("batches", attack="idlg")
+    sizes = {(cell.batch_size, cell.local_steps) for cell in batches.cells}
+    assert sizes == {(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (1, 5)}
+
+
+def test_an_attack_says_what_it_must_be_granted(write: Callable[[str], str]) -> None:
+    text = TINY.replace('name = "cpl"\nparameters = { steps = 2 }', 'name = "candidates"')
+    assert "key attack.grants: 'candidates' needs 'candidates'" in error_of(write(text))
+
+
+@pytest.mark.parametrize("kind", ["strict", "mse", "distance"])
+def test_a_rule_without_its_threshold_is_refused(write: Callable[[str], str], kind: str) -> None:
+    text = TINY.replace('kind = "strict"\nthreshold = 0.01', f'kind = "{kind}"')
+    assert "key rules: rule 'strict': threshold must be positive" in error_of(write(text))
 
 
 def test_settings_of_one_variant_beat_the_profile(write: Callable[[str], str]) -> None:

@@ -259,7 +259,9 @@ def _same_rows(trials: Sequence[_Trials]) -> dict[tuple[str, str, str], str]:
             for record in each.all_entering
         )
         signature = json.dumps(numbers, sort_keys=True)
-        other = first.setdefault((cell.dataset, cell.knowledge, signature), cell.row)
+        # Rows of one variant only: two attacks that both succeed are not the same row.
+        place = (cell.dataset, f"{cell.variant}/{cell.knowledge}", signature)
+        other = first.setdefault(place, cell.row)
         if other != cell.row:
             found[cell.dataset, cell.row, cell.knowledge] = other
     return found
@@ -270,6 +272,7 @@ def _attackers(plan: Plan) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for cell in plan.cells:
         attacker = {
+            "variant": cell.variant,
             "attack": cell.attack,
             "knowledge": cell.knowledge,
             "grants": list(cell.grants),
@@ -310,6 +313,7 @@ def _cell(
     conditions = {
         "non_adaptive_only": bool(
             cell.knowledge == "naive"
+            and trials.all_judged
             and not adaptive_too
             # Where the defense changed nothing, there is nothing to adapt to.
             and flags["defense_noop"] < len(trials.all_entering)
@@ -681,6 +685,7 @@ def _computed_notes(cells: Sequence[dict[str, Any]], rules: Sequence[Rule]) -> l
         *_adaptive_notes(cells),
         *_network_notes(cells),
         *_absence_notes(cells),
+        *_failure_notes(cells),
     ]
 
 
@@ -792,4 +797,18 @@ def _absence_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         places = ", ".join(f"{dataset} {count}" for dataset, count in missing.items())
         text = f"Planned trials without a result yet: {places}. Run the suite again to continue."
         notes.append(_note(text, "report", list(missing)))
+    return notes
+
+
+def _failure_notes(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Trials that came to nothing, and the commonest reason."""
+    notes = []
+    for cell in cells:
+        failed = sum(cell[status] for status in ("oom", "timeout", "error"))
+        if failed:
+            text = (
+                f"{cell['label']} ({cell['dataset']}, {cell['knowledge']}): {failed} trials came "
+                f"to nothing: {cell['reason']}"
+            )
+            notes.append(_note(text, "report", [cell["dataset"]], [cell["row"]]))
     return notes

@@ -47,7 +47,7 @@ GROUP_GAP = 26  # between the columns of two methods
 CAPTION = 24  # under a picture
 ROW_LABEL = 172  # left of the first picture
 LABEL_LETTERS = 17  # that fit there in bold
-HEADER = 62  # column heads
+HEADER = 96  # column heads
 TEXT_ROW = 56  # a row that says why there is no picture
 MARGIN = 16
 LEGEND_LINE = 18
@@ -503,7 +503,7 @@ def _heads(sheet: _Sheet, columns: Sequence[Column]) -> None:
         members = [i for i, column in enumerate(columns) if column.row == defense]
         left, right = lefts[members[0]], lefts[members[-1]] + SIDE
         letters = int((right - left) / LETTER)
-        lines = textwrap.wrap(columns[members[0]].head, letters)[:2]
+        lines = textwrap.wrap(columns[members[0]].head, letters)[:4]
         for above, line in enumerate(reversed(lines)):
             y = base - 24 - 17 * above
             sheet.text((left + right) / 2, y, line, size=9, across="center", down="baseline")

@@ -231,7 +231,9 @@ def _attacker(attacker: Mapping[str, Any]) -> str:
     knowledge = attacker["knowledge"]
     given = f", given the {' and '.join(attacker['grants'])}" if attacker["grants"] else ""
     values = ", ".join(f"{name}={value}" for name, value in attacker["parameters"].items())
-    return f"{attacker['attack']} {knowledge}{ATTACKERS.get(knowledge, '')}{given}: {values}"
+    variant = f"{attacker['variant']}: " if attacker["variant"] else ""
+    who = f"{variant}{attacker['attack']} {knowledge}{ATTACKERS.get(knowledge, '')}{given}"
+    return f"{who} ({values})" if values else who
 
 
 def _where(manifest: Mapping[str, Any]) -> str:
@@ -324,7 +326,7 @@ def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
     header = (
         *("method", "attacker", "accuracy", "SSIM", "label right", "steps", "evaluations"),
-        *(f"{what} to success ({rule['label']})" for rule in strict for what in _EFFORT),
+        *(f"{what} to success, {rule['label']}" for rule in strict for what in _EFFORT),
         *("trials", "warnings"),
     )
     rows = tuple(
