@@ -249,7 +249,7 @@ def _rough_time(planned: list[PlannedCell]) -> str:
         cell = planned_cell.cell
         steps, restarts = (cell.attack_parameters.get(name, 1) for name in ("steps", "restarts"))
         if not planned_cell.skip and isinstance(steps, int) and isinstance(restarts, int):
-            each = registry.load("attacks", cell.attack).evaluations_a_step
+            each = getattr(registry.load("attacks", cell.attack), "evaluations_a_step", 1)
             images = len(list(planned_cell.trials()))
             seconds += 2e-3 * images * restarts * steps * each * cell.observations
     cores = os.cpu_count() or 1

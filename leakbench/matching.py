@@ -43,7 +43,8 @@ class _SquaredDistance(torch.autograd.Function):
         difference = (value - target).flatten(1)
         ctx.save_for_backward(difference)
         ctx.shape = value.shape
-        return torch.linalg.vector_norm(difference, dim=1).square()
+        length: Tensor = torch.linalg.vector_norm(difference, dim=1)
+        return length.square()
 
     @staticmethod
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None]:

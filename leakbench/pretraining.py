@@ -31,7 +31,7 @@ def pretrain(
         for chosen in torch.randperm(len(inputs), generator=generator).split(batch_size):
             optimiser.zero_grad()
             loss = functional.cross_entropy(model.logits(trained, inputs[chosen]), labels[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
     return {name: value.detach() for name, value in trained.items()}
 
