@@ -122,7 +122,7 @@ class QuantileClip(Defense):
             tensors=len(weights),
             batch_size=batch_size,
         )
-        if observer == "type2" or promise.mu is None or promise.noise_std is None:
+        if observer in ("type2", "type2_batch") or promise.mu is None or promise.noise_std is None:
             return promise
         if self.count_noise == 0:
             return Guarantee(level="none", reason="the counts are released without noise")

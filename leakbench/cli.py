@@ -224,6 +224,8 @@ def validate(
 ) -> None:
     """Say what would run, what is missing and roughly how long it takes; run nothing."""
     plan = _plan(suite, profile, attack, defense, settings)
+    for other in plan.suite.profiles:
+        _plan(suite, other, attack, defense, settings)  # its mistakes show before it is run
     from leakbench import runner
     from leakbench.data.catalog import data_root
 

@@ -34,7 +34,9 @@ State = Any
 """What a defense remembers between hooks: a pytree of tensors, never changed in place."""
 
 Axis = Literal["client", "example"]
-Observer = Literal["model", "server", "type0", "type1", "type2"]
+Observer = Literal["model", "server", "type0", "type1", "type2", "type2_batch"]
+"""Who is promised something: the final model's holder, the server, or who taps a leak point; type2
+sees one example's gradient, type2_batch the mean of a batch."""
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
@@ -195,6 +197,10 @@ class Observation:
             self._last.update(rows=rows.clone(), gradients=self.gradients.select(rows))
         found: Gradients = self._last["gradients"]
         return found
+
+    def forget(self) -> None:
+        """Drop the kept answer: who was given it may have changed it."""
+        self._last.clear()
 
 
 class Simulate(Protocol):

@@ -41,15 +41,19 @@ class _SquaredDistance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, target: Tensor) -> Tensor:
         difference = (value - target).flatten(1)
-        ctx.save_for_backward(difference)
-        ctx.shape = value.shape
+        ctx.save_for_backward(value, target)
+        ctx.difference = difference
         length: Tensor = torch.linalg.vector_norm(difference, dim=1)
         return length.square()
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
-        (difference,) = ctx.saved_tensors
-        return (difference * (2 * given)[:, None]).reshape(ctx.shape), None
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor | None]:
+        value, target = ctx.saved_tensors
+        difference = ctx.difference
+        if torch.is_grad_enabled():  # a second derivative must see where it came from
+            difference = (value - target).flatten(1)
+        by_value = (difference * (2 * given)[:, None]).reshape(value.shape)
+        return by_value, -by_value if ctx.needs_input_grad[1] else None
 
 
 def noise_weights(leak: Leak, rows: Tensor) -> dict[str, Tensor] | None:

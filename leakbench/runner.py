@@ -105,6 +105,12 @@ def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
 
 
 def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedCell:
+    available = look_up(cell.dataset).sample_counts[0]
+    if plan.victims * plan.networks > available:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
+            f"victims are more than the {available} candidates of {cell.dataset}"
+        )
     each = cell.images_a_gradient
     images = plan.victims // each * each
     if not images:
@@ -116,12 +122,6 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         tuple(range(number * plan.victims, number * plan.victims + images))
         for number in range(plan.networks)
     )
-    available = look_up(cell.dataset).sample_counts[0]
-    if plan.victims * plan.networks > available:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
-            f"victims are more than the {available} candidates of {cell.dataset}"
-        )
     try:
         dataset = load(cell.dataset, root)
     except DataMissing as error:
@@ -159,7 +159,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
 
 def _guarantee(cell: Cell, weights: Weights) -> Guarantee:
     try:
-        observer = _OBSERVERS[cell.leak_type]
+        observer = "type2_batch" if cell.leak_view == "batch" else _OBSERVERS[cell.leak_type]
         return build_defense(cell).guarantee(observer, weights, cell.batch_size)
     except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
         return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")

@@ -347,8 +347,10 @@ def resolve(
     document = _toml(raw, file)
     published = parsed = _parse(document, file)
     if settings:
-        if attack is not None and parsed.variants and parsed.attack is None:
-            document["attack"] = {"name": attack}  # for settings of attack.parameters
+        _check_settings(parsed, attack, settings)
+        for_attack = any(setting.startswith("attack.") for setting in settings)
+        if for_attack and attack is not None and parsed.variants and parsed.attack is None:
+            document["attack"] = {"name": attack}
         for setting in settings:
             _set(document, setting, file)
             _yield_to(document, setting, file)
@@ -366,7 +368,7 @@ def resolve(
         networks=chosen.networks,
         victims=chosen.victims,
         cells=cells,
-        printed=_printed(published, profile, file, cells),
+        printed=_printed(published, parsed, profile, file, cells),
         asked={
             "suite": suite if suite in names() else str(Path(suite).absolute()),
             "profile": profile,
@@ -375,6 +377,16 @@ def resolve(
             "settings": list(settings),
         },
     )
+
+
+def _check_settings(suite: Suite, attack: str | None, settings: Sequence[str]) -> None:
+    """What is set for a variant's attack must not be lost to another attack in its place."""
+    own = {name for v in suite.variants for name in (v.id, (v.attack or _NO_ATTACK).name)}
+    for setting in settings if attack is not None and attack not in own else ():
+        path = setting.partition("=")[0]
+        if path.startswith("variants.") and ".attack." in path:
+            text = f"the variant's attack is replaced by '{attack}'; set attack.parameters.NAME"
+            raise LeakbenchError(f"--set {' '.join(path.split())}: {text}")
 
 
 # ------------------------------------------------------------------------------ reading
@@ -481,6 +493,7 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         ("datasets", suite.datasets),
         ("defenses.id", ids),
         ("variants.id", [variant.id for variant in suite.variants]),
+        ("variants.label", [variant.label for variant in suite.variants]),
         ("rules.name", [rule.name for rule in suite.rules]),
         ("printed", [f"{printed.dataset}/{printed.row}" for printed in suite.printed]),
     )
@@ -589,10 +602,11 @@ def _place(node: Any, part: str) -> int | None:
 
 
 def _printed(
-    published: Suite, profile: str, file: str, cells: Sequence[Cell]
+    published: Suite, parsed: Suite, profile: str, file: str, cells: Sequence[Cell]
 ) -> dict[tuple[str, str], PrintedTable]:
     """Printed numbers of the rows that run as the suite file has them, steps apart."""
-    if profile not in published.profiles:
+    ours, theirs = ([rule for rule in s.rules if rule.paper] for s in (parsed, published))
+    if profile not in published.profiles or ours != theirs:
         return {}
     known = _cells(published, published.profiles[profile], file, None, None)
     as_printed = {_compared(cell) for cell in known}
@@ -762,8 +776,6 @@ def _variant(
     where = f"{file}, variant '{table.id}'" if table.id else file
     model, training = table.model or suite.model, table.training or suite.training
     leak, chosen = table.leak or suite.leak, table.attack or suite.attack
-    if replaced and suite.attack is not None and suite.attack.name == replaced:
-        chosen = suite.attack  # set on the command line
     if chosen is None:
         raise LeakbenchError(f"{where}, key attack: missing")
     _check_variant(where, model, training, leak, table.datasets or suite.datasets)
@@ -771,13 +783,18 @@ def _variant(
     if replaced is None:
         registry.find("attacks", name, f"{where}, key attack.name")
     kind = registry.load("attacks", name)
-    fields = getattr(kind, "__dataclass_fields__", {})  # `complete` refuses other classes
+    # `complete` refuses other classes.
+    fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     parameters: dict[Knowledge, dict[str, Scalar]] = {}
     for knowledge, own in suite.knowledge.items():
         if knowledge not in (chosen.knowledge or suite.knowledge):
             continue
         asked = chosen.parameters | profile.parameters | profile.variants.get(table.id, {})
         asked |= own.parameters
+        if replaced and suite.attack is not None and suite.attack.name == replaced:
+            asked |= suite.attack.parameters  # set on the command line
+            if unknown := sorted(suite.attack.parameters.keys() - fields):
+                raise unknown_name("parameter", unknown[0], fields, f"--set, attack '{name}'")
         # Meant for another attack, or for all variants: an attack takes those that it has.
         foreign = shared if name == chosen.name else asked.keys()
         asked = {k: v for k, v in asked.items() if k in fields or k not in foreign}

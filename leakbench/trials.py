@@ -206,6 +206,8 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
 
     result = attack.reconstruct(leak, streams, watch)
     seen.require_untouched(attack.name)
+    for look in leak.observations:
+        look.forget()
     _check(result, leak, attack.name)
     result = _with_honest_status(result)
     batches = (leak.n, leak.batch_size)
@@ -243,7 +245,7 @@ def _leak(
     adaptive = first.knowledge == "adaptive"
     scene = _Scene(
         cell=first, dataset=dataset, model=model, weights=weights, device=device, dtype=dtype,
-        noise=NoiseStreams(first.seed, (first.dataset, chunk.network)),
+        network=chunk.network,
     )  # fmt: skip
     context = Context(total=first.iterations, batch_size=scene.batch_size)
     seen: list[list[Gradients]] = [[] for _ in range(first.observations)]
@@ -315,7 +317,12 @@ class _Scene:
     weights: Weights
     device: torch.device
     dtype: torch.dtype
-    noise: NoiseStreams
+    network: int
+
+    def _noise(self, look: int) -> NoiseStreams:
+        """A later look differs from the first in its noise alone: weights and round stay."""
+        of_look = ("look", look) if look else ()
+        return NoiseStreams(self.cell.seed, (self.cell.dataset, self.network, *of_look))
 
     @property
     def point(self) -> LeakPoint:
@@ -360,17 +367,15 @@ class _Scene:
         where: Tensor | None = None,
     ) -> Gradients:
         context = Context(
-            # The weights stay: a later look differs from the first in its noise alone.
-            round=look,
             total=self.cell.iterations,
             batch_size=self.batch_size,
             clients=tuple(clients),
-            noise=self.noise,
+            noise=self._noise(look),
         )
         return capture(
-            self.model, self.weights, batches, defense, context, replace(self.point, round=look),
-            where, state=defense.init(_copies(self.weights)),
-            learning_rate=self.cell.learning_rate, chunk_size=PAD * 32,
+            self.model, self.weights, batches, defense, context, self.point, where,
+            state=defense.init(_copies(self.weights)), learning_rate=self.cell.learning_rate,
+            chunk_size=PAD * 32,
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from leakbench.matching import (
     check_prior,
     cosine_loss,
     noise_weights,
+    squared_distance,
     squared_loss,
     total_variation,
     with_prior,
@@ -239,3 +240,29 @@ def test_no_prior_changes_nothing() -> None:
 def test_bad_prior_weights_are_refused(weight: float) -> None:
     with pytest.raises(LeakbenchError, match="mine: total_variation must be finite and at least 0"):
         check_prior("mine", weight)
+
+
+def test_squared_distance_has_the_derivatives_it_should_once_and_twice() -> None:
+    torch.manual_seed(0)
+    value, target = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def distance(value: Tensor, target: Tensor) -> Tensor:
+        one, two = (Gradients({"w": tensor}, ("client",)) for tensor in (value, target))
+        return squared_distance(one, two)
+
+    assert torch.autograd.gradcheck(distance, (value, target))
+    assert torch.autograd.gradgradcheck(distance, (value, target))
+
+
+def test_observed_rows_are_kept_and_forgotten() -> None:
+    whole = Gradients({"w": torch.arange(6.0).reshape(3, 2)}, ("client",))
+    seen = Observation(weights={"w": torch.zeros(2)}, gradients=whole)
+    rows = torch.tensor([2, 0])
+    first = seen.of(rows)
+    assert torch.equal(first.tensors["w"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))
+    assert seen.of(rows.clone()) is first
+    assert torch.equal(seen.of(torch.tensor([1])).tensors["w"], torch.tensor([[2.0, 3.0]]))
+    spoilt = seen.of(rows)
+    spoilt.tensors["w"].zero_()
+    seen.forget()
+    assert torch.equal(seen.of(rows).tensors["w"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))

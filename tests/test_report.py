@@ -267,6 +267,22 @@ def test_steps_to_success_counts_those_that_never_succeed(plan: Plan) -> None:
     assert half["evaluations_to_success"]["strict"]["median"] == 100
 
 
+def test_a_batchs_ceiling_starts_from_as_many_guesses_as_images() -> None:
+    batches = resolve("batches", settings=["defenses.0.name='dp_baseline'"])
+    planned = plan_cell(batches, defense="batch_8/none", mu=0.0)
+    assert only(batches, planned, fill(planned))["ceiling"] == pytest.approx(8 / 1000)
+
+
+def test_who_stops_before_the_paper_refutes_nothing() -> None:
+    short = resolve("tpds_table1", settings=["profiles.quick.parameters.steps=5"])
+    planned = plan_cell(short, defense="cpl/none", networks=3)
+    cell = only(short, planned, fill(planned, lambda n, v: NOISE | {"steps": 5}))
+    words = [*cell["verdict"]["asr"].values()]
+    words += [r["verdict"] for key in ("rmse", "attack_iterations")
+              for r in cell["verdict"][key].values()]  # fmt: skip
+    assert "inconclusive" in words and "not reproduced" not in words
+
+
 def test_ceiling_and_the_flag_above_it(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_baseline", mu=0.5)
     cell = only(plan, planned, fill(planned))

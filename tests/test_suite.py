@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -1040,3 +1041,23 @@ def test_the_command_line_wins_over_the_profile() -> None:
     assert {c.attack_parameters["steps"] for c in resolve("tifs_table3", settings=both).cells} == {
         7
     }
+
+
+@pytest.mark.parametrize(("name", "attack"), [("ladder", "gradinv"), ("tabular", "dlg")])
+def test_a_seed_changes_nothing_else_for_a_foreign_attack(name: str, attack: str) -> None:
+    plain, seeded = resolve(name, attack=attack), resolve(name, attack=attack, settings=["seed=3"])
+    unseeded = [dataclasses.replace(cell, seed=0) for cell in plain.cells]
+    assert unseeded == [dataclasses.replace(cell, seed=0) for cell in seeded.cells]
+
+
+def test_settings_that_a_foreign_attack_would_lose_are_refused() -> None:
+    lost = "--set variants.0.attack.parameters.lr: the variant's attack is replaced by 'gradinv'"
+    of_variant, misspelt = ["variants.0.attack.parameters.lr=0.5"], ["attack.parameters.bogus=1"]
+    assert lost in error_of("ladder", attack="gradinv", settings=of_variant)
+    said = error_of("ladder", attack="gradinv", settings=misspelt)
+    assert "unknown parameter 'bogus'" in said
+
+
+def test_another_reading_of_the_papers_rule_is_not_compared_with_its_numbers() -> None:
+    assert not resolve("tpds_table1", settings=["rules.2.threshold=1000"]).printed
+    assert resolve("tpds_table1", settings=["rules.5.threshold=0.02"]).printed  # not the paper's

@@ -157,7 +157,7 @@ def build(
                 each,
                 rules,
                 plan,
-                ceiling=_ceiling(each.cell.dataset, item.ceiling_mu),
+                ceiling=_ceiling(each.cell, item.ceiling_mu),
                 guarantee=item.guarantee,
                 same_as=same.get((*row, each.cell.knowledge)),
                 adaptive_too=row in attacked,
@@ -339,6 +339,7 @@ def _cell(
         "knowledge": cell.knowledge,
         "leak": cell.leak,
         "convention": cell.convention,
+        "example_view": cell.example_view,
         "planned": counts.total(),
         **{status: counts[status] for status in COUNTS},
         "reason": trials.reason,
@@ -446,12 +447,15 @@ def _baselines(records: Sequence[Record]) -> dict[str, float | None]:
     }
 
 
-def _ceiling(dataset: str, mu: float | None) -> float | None:
-    """Largest chance of naming the victim among N candidates (Kaissis et al., arXiv 2307.03928)."""
+def _ceiling(cell: Cell, mu: float | None) -> float | None:
+    """Largest chance of naming the victim among N candidates (Kaissis et al., arXiv 2307.03928).
+
+    Of a batch of B, the guess nearest to each image counts as its own: B guesses have B / N.
+    """
     if mu is None:
         return None
-    candidates = look_up(dataset).sample_counts[0]
-    return float(norm.cdf(norm.ppf(1 / candidates) + mu))
+    prior = min(cell.images_a_gradient / look_up(cell.dataset).sample_counts[0], 1.0)
+    return float(norm.cdf(norm.ppf(prior) + mu))
 
 
 def _above(interval: Interval, ceiling: float | None) -> bool:
@@ -509,8 +513,21 @@ def _verdict(
             trials, rules, iterations, printed.attack_iterations, at_limit=rate == 0
         ),
     }
+    limit = trials.cell.attack_parameters.get("steps")
+    if isinstance(limit, int) and limit < iterations:
+        _withhold(found)
     found["summary"] = _sentence(found, trials, rules, printed)
     return found
+
+
+def _withhold(found: dict[str, Any]) -> None:
+    """Who stops before the paper did cannot refute it."""
+    for key, readings in found.items():
+        for name, reading in readings.items():
+            if key == "asr" and reading == "not reproduced":
+                readings[name] = "inconclusive"
+            elif key != "asr" and reading["verdict"] == "not reproduced":
+                reading["verdict"] = "inconclusive"
 
 
 def _printed_number(text: str, where: str, highest: float = inf) -> float:

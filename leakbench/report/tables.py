@@ -221,6 +221,12 @@ def _lead(report: Report) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
+def _noise_on(cell: Mapping[str, Any]) -> str:
+    """What the noise is added to; at a single example's tap later noise is not seen."""
+    text = _CONVENTIONS.get(cell["convention"], str(cell["convention"])) or DASH
+    return text if cell["example_view"] else text.removesuffix(", after tap")
+
+
 def _model(cell: Mapping[str, Any]) -> str:
     """Name of the network, and whether it had learnt anything before the attack."""
     return f"{cell['model']} ({'pretrained' if cell['pretrained'] else 'untrained'})"
@@ -310,7 +316,7 @@ def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
         row = [
             cell["label"],
             cell["knowledge"],
-            _CONVENTIONS.get(cell["convention"], str(cell["convention"])) or DASH,
+            _noise_on(cell),
             *(_interval(cell["asr"][rule["name"]]) for rule in ours),
             compact(cell["ceiling"]),
         ]
