@@ -4,13 +4,15 @@
 #
 #   bash scripts/gpu_check.sh            needs torch with CUDA and leakbench's dependencies
 #   WHEELS=DIR bash scripts/gpu_check.sh installs DIR/*.whl first, without a network
-#   DEVICE=cpu SECONDS_A_SUITE=20 bash scripts/gpu_check.sh     a rehearsal without a GPU
+#   DEVICE=cpu SECONDS_A_SUITE=20 BENCH_ARGS="--only cnn2/mnist --victims 16 --alone 2 --steps 2" \
+#     bash scripts/gpu_check.sh            a rehearsal without a GPU
 set -u
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
 SECONDS_A_SUITE=${SECONDS_A_SUITE:-110}
+BENCH_ARGS=${BENCH_ARGS:-}
 failed=0
 
 if [ -n "${WHEELS:-}" ]; then
@@ -31,7 +33,7 @@ mkdir -p "$out"
 timeout 90 "$PYTHON" -m pytest -q -m gpu | tee "$out/tests.txt"
 [ "${PIPESTATUS[0]}" -eq 0 ] || [ "${PIPESTATUS[0]}" -eq 5 ] || failed=1
 
-timeout 120 "$PYTHON" benchmarks/attack.py --device "$DEVICE" | tee "$out/benchmark.txt"
+timeout 120 "$PYTHON" benchmarks/attack.py --device "$DEVICE" $BENCH_ARGS | tee "$out/benchmark.txt"
 [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 
 # A run that is stopped keeps what it has; its report says how many trials are missing.
