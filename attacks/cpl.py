@@ -11,7 +11,7 @@ from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Stream
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.inversion import match
 from leakbench.labels import labels_of
-from leakbench.matching import check_prior, squared_loss, with_prior
+from leakbench.matching import check_prior
 from leakbench.optim import LBFGS
 from leakbench.starts import CONSTANT, STARTS, Distribution, patterned
 
@@ -74,10 +74,6 @@ class CPL(Attack):
         if self.init == "patterned":
             return patterned(leak, streams, self.grid, restart, self.distribution)
         return STARTS[self.init](leak, streams, restart)
-
-    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        distance = squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
-        return with_prior(distance, inputs, self.total_variation)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         labels = labels_of(leak, streams)

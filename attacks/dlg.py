@@ -10,7 +10,7 @@ from torch import Tensor
 from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
 from leakbench.errors import require_at_least
 from leakbench.inversion import match
-from leakbench.matching import check_prior, squared_loss, with_prior
+from leakbench.matching import check_prior
 from leakbench.optim import LBFGS
 from leakbench.starts import gaussian
 
@@ -50,10 +50,6 @@ class DLG(Attack):
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
-
-    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        distance = squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
-        return with_prior(distance, inputs, self.total_variation)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         optimiser = LBFGS(steps=self.steps, line_search=self.line_search)

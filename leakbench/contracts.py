@@ -365,6 +365,7 @@ class Attack(ABC):
     evaluations_a_step: ClassVar[int] = 1
     """At most, for estimates of how long a run takes."""
     local_steps: LocalSteps = "unroll"
+    total_variation: float = 0.0
 
     @abstractmethod
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
@@ -379,11 +380,12 @@ class Attack(ABC):
 
         The harness evaluates it at the truth, to tell a failed optimiser from a gradient that no
         longer points there. Default: squared L2 distance, weighted where the attacker knows
-        unequal noise, summed over the observations.
+        unequal noise, summed over the observations, plus `total_variation` times that prior.
         """
-        from leakbench.matching import squared_loss  # matching builds on this module
+        from leakbench.matching import squared_loss, with_prior  # they build on this module
 
-        return squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
+        distance = squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
+        return with_prior(distance, inputs, self.total_variation)
 
 
 # ---------------------------------------------------------------------------- defenses
