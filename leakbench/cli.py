@@ -238,7 +238,7 @@ def validate(
         state = cells[0].skip and f"skipped, {cells[0].skip}"
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
-    trials = sum(len(list(cell.trials())) for cell in planned if not cell.skip)
+    trials = sum(cell.count for cell in planned if not cell.skip)
     print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned)}")
 
 
@@ -252,7 +252,7 @@ def _rough_time(planned: list[PlannedCell]) -> str:
         steps, restarts = (cell.attack_parameters.get(name, 1) for name in ("steps", "restarts"))
         if not planned_cell.skip and isinstance(steps, int) and isinstance(restarts, int):
             each = getattr(registry.load("attacks", cell.attack), "evaluations_a_step", 1)
-            images = len(list(planned_cell.trials()))
+            images = planned_cell.count
             seconds += 2e-3 * images * restarts * steps * each * cell.observations
     cores = os.cpu_count() or 1
     minutes = max(1, round(seconds / cores / 60))

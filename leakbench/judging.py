@@ -39,6 +39,16 @@ class Victims:
         places = torch.arange(self.each, device=gradients.device)
         return (gradients[:, None] * self.each + places).flatten()
 
+    def in_place(self, inputs: Tensor, gradients: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Pair reconstructions of `gradients` (k,), all of them by default, with their images.
+
+        inputs (k, B, *shape) on the CPU -> (k * B, *shape), each in the place of the image it is
+        compared with, and which of its batch each one was, (k, B).
+        """
+        truth = self.images if gradients is None else self.images[self.rows(gradients)]
+        places = paired(inputs, truth.unflatten(0, (len(inputs), -1)))
+        return inputs[torch.arange(len(inputs))[:, None], places].flatten(0, 1), places
+
     def baselines(self, start: Tensor | None) -> dict[str, Tensor]:
         """Clamped MSE (m,) of what needs no gradient; start (m, *shape).
 
@@ -151,8 +161,7 @@ class Observer:
         """
         numbers = self.victims.rows(rows)
         truth = self.victims.images[numbers]
-        places = paired(inputs, truth.unflatten(0, (len(rows), -1)))
-        images = inputs[torch.arange(len(rows))[:, None], places].flatten(0, 1)
+        images, _ = self.victims.in_place(inputs, rows)
         raw, clamped = metrics.mse(images, truth), metrics.mse(images, truth, clamp=True)
         pixels = images[0].numel()
         each = self.victims.each

@@ -62,6 +62,11 @@ class PlannedCell:
     ceiling_mu: float | None
     guarantee: str
 
+    @property
+    def count(self) -> int:
+        """Number of its trials."""
+        return sum(map(len, self.victims))
+
     def trials(self) -> Iterator[Key]:
         """Resume keys of all its trials."""
         for identity, victims in zip(self.identities, self.victims, strict=True):
@@ -249,7 +254,7 @@ def run(
     planned = plan_cells(plan, root, device)
     store = Run(folder)
     everything = [key for cell in planned if not cell.skip for key in cell.trials()]
-    skipped = sum(len(list(cell.trials())) for cell in planned if cell.skip)
+    skipped = sum(cell.count for cell in planned if cell.skip)
     with store.writing() as writer:
         records = store.records()
         left = todo(planned, records)
@@ -404,7 +409,7 @@ def _manifest(plan: Plan, planned: Sequence[PlannedCell], device: str) -> dict[s
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
         "git": _git(),
         "cells": len(planned),
-        "trials": sum(len(list(cell.trials())) for cell in planned),
+        "trials": sum(cell.count for cell in planned),
         "skipped": skipped,
     }
 

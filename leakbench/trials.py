@@ -44,7 +44,6 @@ from leakbench.judging import (
     flags,
     label_overlap,
     measure,
-    paired,
     plain,
 )
 from leakbench.metrics import SuccessRule, judge
@@ -186,7 +185,9 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     )
     seen = _Seen(leak, dataset)
     start = attack.start(leak, streams)
-    baselines = victims.baselines(None if start is None else _in_place(start, victims)[0])
+    if start is not None:
+        start = start.detach().cpu()
+    baselines = victims.baselines(None if start is None else victims.in_place(start)[0])
     rules = [SuccessRule(**rule) for rule in first.rules]
     observer = Observer(
         victims=victims,
@@ -196,7 +197,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     )
     if start is not None:
         nothing = torch.zeros(leak.n, dtype=torch.int64)
-        observer.look(torch.arange(leak.n), nothing, nothing, start.detach().cpu())
+        observer.look(torch.arange(leak.n), nothing, nothing, start)
 
     def watch(
         rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
@@ -213,20 +214,13 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     batches = (leak.n, leak.batch_size)
     truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
     loss_true = _loss(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
+    images, places = victims.in_place(result.inputs.detach().cpu())
     judged = _Judged(
-        chunk=chunk, victims=victims, leak=leak, undefended=undefended, result=result,
-        loss_true=loss_true, baselines=baselines, observer=observer, accuracy=attacked.accuracy,
+        images=images, places=places, chunk=chunk, victims=victims, leak=leak,
+        undefended=undefended, result=result, loss_true=loss_true, baselines=baselines, observer=observer, accuracy=attacked.accuracy,
     )  # fmt: skip
     records = _records(judged, rules)
     return ChunkResult(records=records, arrays=_arrays(judged, records))
-
-
-def _in_place(inputs: Tensor, victims: Victims) -> tuple[Tensor, Tensor]:
-    """Inputs (n, B, *shape) as (m, *shape), each in the place of the image it is compared with,
-    and which of its batch each one was, (n, B)."""
-    inputs = inputs.detach().cpu()
-    places = paired(inputs, victims.images.unflatten(0, (len(inputs), -1)))
-    return inputs[torch.arange(len(inputs))[:, None], places].flatten(0, 1), places
 
 
 # ------------------------------------------------------------------------------ the leak
@@ -458,8 +452,13 @@ def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """A chunk after its attack: what records and arrays are made of."""
+    """A chunk after its attack: what records and arrays are made of.
 
+    images, places: the reconstructions after `Victims.in_place`.
+    """
+
+    images: Tensor
+    places: Tensor
     chunk: Chunk
     victims: Victims
     leak: Leak
@@ -473,9 +472,8 @@ class _Judged:
 
 def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
     chunk, victims, result, observer = judged.chunk, judged.victims, judged.result, judged.observer
-    images, places = _in_place(result.inputs, victims)
-    numbers = {name: value.tolist() for name, value in measure(images, victims).items()}
-    guesses = result.labels.detach().cpu().gather(1, places).flatten().tolist()
+    numbers = {name: value.tolist() for name, value in measure(judged.images, victims).items()}
+    guesses = result.labels.detach().cpu().gather(1, judged.places).flatten().tolist()
     labels = victims.labels.unflatten(0, (len(chunk.trials), -1))
     overlap = label_overlap(result.labels.cpu(), labels).tolist()
     observed = judged.leak.observed.flatten().cpu()
@@ -580,8 +578,7 @@ def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
 def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str, np.ndarray]]:
     """One file a cell and set of victims; every record is told its file and row."""
     chunk, victims, observer = judged.chunk, judged.victims, judged.observer
-    inputs, _ = _in_place(judged.result.inputs, victims)
-    start, _ = _in_place(judged.result.start_inputs, victims)
+    start, _ = victims.in_place(judged.result.start_inputs.detach().cpu())
     files: dict[str, dict[str, np.ndarray]] = {}
     images = chunk.images
     for number, identity in enumerate(chunk.identities):
@@ -600,7 +597,7 @@ def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str,
         shape = victims.images[rows].shape
         files[name] = {
             "victims": np.array(candidates),
-            "inputs": inputs[rows].numpy(),
+            "inputs": judged.images[rows].numpy(),
             "start": start[rows].numpy(),
             "snapshot_steps": np.array(observer.snapshot_steps, dtype=np.int64),
             "snapshots": np.array(snapshots, dtype=np.float32).reshape(len(snapshots), *shape),
