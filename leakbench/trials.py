@@ -217,7 +217,8 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     images, places = victims.in_place(result.inputs.detach().cpu())
     judged = _Judged(
         images=images, places=places, chunk=chunk, victims=victims, leak=leak,
-        undefended=undefended, result=result, loss_true=loss_true, baselines=baselines, observer=observer, accuracy=attacked.accuracy,
+        undefended=undefended, result=result, loss_true=loss_true, baselines=baselines,
+        observer=observer, accuracy=attacked.accuracy,
     )  # fmt: skip
     records = _records(judged, rules)
     return ChunkResult(records=records, arrays=_arrays(judged, records))
