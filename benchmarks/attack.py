@@ -34,8 +34,9 @@ from leakbench.contracts import Attack, Context, Defense, Leak, LeakPoint, Obser
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
 from leakbench.registry import load as load_plugin
+from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture, simulator
+from leakbench.training import Batch, capture
 
 SEED = 0
 CASES = ["cnn2/mnist", "cnn2/cifar10", "lenet_cpl/mnist", "lenet_cpl/cifar10"]

@@ -24,6 +24,7 @@ from leakbench.contracts import (
     Guarantee,
     NoiseConvention,
     Observer,
+    Setting,
     Weights,
 )
 
@@ -88,6 +89,13 @@ class AdaClip(Defense):
             std={k: torch.full_like(v, start)[None] for k, v in weights.items()},
         )
 
+    def merge(self, state: Moments) -> Moments:
+        """The mean of the clients' estimates: of m, and of s^2."""
+        return Moments(
+            mean={k: m.mean(dim=0, keepdim=True) for k, m in state.mean.items()},
+            std={k: s.square().mean(dim=0, keepdim=True).sqrt() for k, s in state.std.items()},
+        )
+
     def on_examples(
         self, gradients: Gradients, state: Moments, context: Context
     ) -> tuple[Gradients, Moments]:
@@ -114,17 +122,22 @@ class AdaClip(Defense):
             deviation[k] = (kept + (1 - self.variance_decay) * variance).sqrt()
         return shown, Moments(mean, deviation)
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         return gaussian_guarantee(
             observer,
             self.convention,
             clip=1.0,
             noise_multiplier=self.noise_multiplier,
             tensors=1,
-            batch_size=batch_size,
+            batch_size=setting.batch_size,
             unit="flat",
         )
 
-    def noise_std(self, weights: Weights) -> dict[str, float]:
-        visible = self.convention == "per_example"
-        return dict.fromkeys(weights, self.noise_multiplier * self.clip if visible else 0.0)
+    def noise_std(self, weights: Weights, state: Moments, context: Context) -> dict[str, float]:
+        """Root mean square over a tensor's coordinates, which differ after the first iteration."""
+        if self.convention != "per_example":
+            return dict.fromkeys(weights, 0.0)
+        return {
+            name: self.noise_multiplier * float(b.square().mean().sqrt())
+            for name, b in state.scale().items()
+        }

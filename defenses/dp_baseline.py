@@ -13,6 +13,7 @@ from leakbench.contracts import (
     Guarantee,
     NoiseConvention,
     Observer,
+    Setting,
     State,
     Weights,
 )
@@ -56,16 +57,16 @@ class DPBaseline(Defense):
         std = self.noise_multiplier * self.clip
         return add_noise(gradients, context, self.convention, "batch", std), state
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         return gaussian_guarantee(
             observer,
             self.convention,
             clip=self.clip,
             noise_multiplier=self.noise_multiplier,
             tensors=len(weights),
-            batch_size=batch_size,
+            batch_size=setting.batch_size,
         )
 
-    def noise_std(self, weights: Weights) -> dict[str, float]:
+    def noise_std(self, weights: Weights, state: State, context: Context) -> dict[str, float]:
         visible = self.convention == "per_example"
         return dict.fromkeys(weights, self.noise_multiplier * self.clip if visible else 0.0)

@@ -16,6 +16,7 @@ from leakbench.contracts import (
     Guarantee,
     NoiseConvention,
     Observer,
+    Setting,
     Weights,
 )
 
@@ -55,6 +56,10 @@ class DPDynSSigma(Defense):
         """S of the last batch; 0 before the first."""
         return torch.zeros_like(next(iter(weights.values())).flatten()[0])
 
+    def merge(self, state: Tensor) -> Tensor:
+        """Nothing outlives a round."""
+        return torch.zeros_like(state[0])
+
     def on_examples(
         self, gradients: Gradients, state: Tensor, context: Context
     ) -> tuple[Gradients, Tensor]:
@@ -75,7 +80,7 @@ class DPDynSSigma(Defense):
     def _sigma(self, context: Context) -> float:
         return _linear(self.noise_multiplier, self.noise_multiplier_end, context)
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         reason = "the noise scale is computed from the private gradients (l2-max)"
         return Guarantee(level="none", reason=reason)
 

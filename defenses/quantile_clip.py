@@ -18,6 +18,7 @@ from leakbench.contracts import (
     Guarantee,
     NoiseConvention,
     Observer,
+    Setting,
     Weights,
 )
 from leakbench.errors import LeakbenchError
@@ -74,6 +75,10 @@ class QuantileClip(Defense):
     def init(self, weights: Weights) -> Bounds:
         return Bounds({k: torch.full_like(v.flatten()[0], self.clip) for k, v in weights.items()})
 
+    def merge(self, state: Bounds) -> Bounds:
+        """The mean of the clients' bounds."""
+        return Bounds({name: bound.mean() for name, bound in state.clip.items()})
+
     def on_examples(
         self, gradients: Gradients, state: Bounds, context: Context
     ) -> tuple[Gradients, Bounds]:
@@ -113,20 +118,20 @@ class QuantileClip(Defense):
         total = total + context.gaussian(total, std, f"count/{name}")
         return (total / context.batch_size + 0.5).clamp(0, 1)
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         promise = gaussian_guarantee(
             observer,
             self.convention,
             clip=self.clip,
             noise_multiplier=self.noise_multiplier,
             tensors=len(weights),
-            batch_size=batch_size,
+            batch_size=setting.batch_size,
         )
         if observer in ("type2", "type2_batch") or promise.mu is None or promise.noise_std is None:
             return promise
         if self.count_noise == 0:
             return Guarantee(level="none", reason="the counts are released without noise")
-        count_mu = math.sqrt(len(weights)) * 0.5 / (self.count_noise * batch_size)
+        count_mu = math.sqrt(len(weights)) * 0.5 / (self.count_noise * setting.batch_size)
         joint = math.hypot(promise.mu, count_mu)
         return replace(
             promise,
@@ -134,6 +139,7 @@ class QuantileClip(Defense):
             assumptions=("sensitivity includes the share of the noisy counts",),
         )
 
-    def noise_std(self, weights: Weights) -> dict[str, float]:
-        visible = self.convention == "per_example"
-        return dict.fromkeys(weights, self.noise_multiplier * self.clip if visible else 0.0)
+    def noise_std(self, weights: Weights, state: Bounds, context: Context) -> dict[str, float]:
+        if self.convention != "per_example":
+            return dict.fromkeys(weights, 0.0)
+        return {name: self.noise_multiplier * float(bound) for name, bound in state.clip.items()}

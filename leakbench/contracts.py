@@ -8,7 +8,10 @@ The path of a gradient, and the hooks and taps on it (training.py runs it)::
 
     per-example gradients -> on_examples -> [type 2, view "example"] -> mean over the batch
       -> on_batch -> [type 2, view "batch"] -> local SGD step, L times
-      -> update -> on_update (client) -> [type 1] -> sent -> on_receipt (server) -> [type 0]
+      -> update -> on_update (client) -> [type 1] -> sent -> [type 0, view "raw"]
+      -> on_receipt (server) -> [type 0] -> aggregate
+
+Before a round `on_round` may look at the weights; after it `merge` makes one state of the clients'.
 
 What an attacker sees follows from that order alone; no defense is ever special-cased.
 """
@@ -26,6 +29,7 @@ from torch import Tensor
 
 from leakbench.errors import LeakbenchError
 from leakbench.names import Grant
+from leakbench.privacy.events import PrivacyEvent, Sampling
 
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
@@ -34,9 +38,11 @@ State = Any
 """What a defense remembers between hooks: a pytree of tensors, never changed in place."""
 
 Axis = Literal["client", "example"]
-Observer = Literal["model", "server", "type0", "type1", "type2", "type2_batch"]
+View = Literal["example", "batch", "raw"]
+Observer = Literal["model", "server", "type0", "type0_raw", "type1", "type2", "type2_batch"]
 """Who is promised something: the final model's holder, the server, or who taps a leak point; type2
-sees one example's gradient, type2_batch the mean of a batch."""
+sees one example's gradient, type2_batch the mean of a batch, type0_raw what arrives at the server
+before it does anything to it: all that the server itself sees."""
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
@@ -166,17 +172,32 @@ class LeakPoint:
     """Where on the training path the attacker reads.
 
     type: 0 what the server holds after `on_receipt`, 1 what a client sends, 2 inside a local
-        iteration. view: for type 2, one example's gradient or the batch mean.
+        iteration. view: for type 2, one example's gradient or the batch mean; for type 0, "raw"
+        is what the server received, before `on_receipt`; other types have one view only.
     round, iteration: 0-based; central training is one client whose round is one iteration.
     """
 
     type: Literal[0, 1, 2] = 2
-    view: Literal["example", "batch"] = "example"
+    view: View = "example"
     round: int = 0
     iteration: int = 0
 
+    @property
+    def observer(self) -> Observer:
+        """Who reads there."""
+        return observer_of(self.type, self.view)
+
     def __str__(self) -> str:
-        return f"type{self.type}/{self.view}" if self.type == 2 else f"type{self.type}"
+        return f"type2/{self.view}" if self.type == 2 else self.observer
+
+
+def observer_of(type: Literal[0, 1, 2], view: View) -> Observer:
+    """Who reads a gradient of this type and view."""
+    if type == 2:
+        return "type2_batch" if view == "batch" else "type2"
+    if type == 0:
+        return "type0_raw" if view == "raw" else "type0"
+    return "type1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,20 +413,31 @@ class Attack(ABC):
 
 
 class NoiseSource(Protocol):
-    """Standard normal draws of one (client, round, iteration), drawn whole, on the CPU."""
+    """Draws of one (client, round, iteration), drawn whole, on the CPU."""
 
     def normal(
         self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """N(0, 1)."""
+        ...
+
+    def uniform(
+        self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        """U(0, 1), never exactly 0 or 1."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What a hook may know besides gradients and state.
 
-    round, iteration: 0-based place on the path. total: planned iterations (decay schedules).
-    batch_size: B. clients: ids of the client axis. observation: in a replay, what was observed
-    (masks of pruning come from it). noise: None in a replay, and then nothing random is added.
+    round, iteration: 0-based place on the path; central training is a round an iteration. total:
+    planned rounds: decay schedules run over `round` / `total`. batch_size: B, the expected size
+    where batches vary. clients: ids of the client axis. observation: in a replay, what was
+    observed (masks of pruning come from it). noise: None in a replay, and then nothing random is
+    added. public: per-example gradients of the public examples at the given weights, axes
+    ("client", "example") with one client; None where there are none. Only `on_round` may call it.
     """
 
     round: int = 0
@@ -415,6 +447,7 @@ class Context:
     clients: tuple[int, ...] = (0,)
     noise: NoiseSource | None = None
     observation: Gradients | None = None
+    public: Callable[[Weights], Gradients] | None = None
 
     def add_gaussian(
         self, gradients: Gradients, std: Tensor | float | Mapping[str, Tensor], purpose: str
@@ -444,16 +477,69 @@ class Context:
         """N(0, std^2) noise shaped like `like` (client first); zeros in a replay."""
         return torch.zeros_like(like) if self.noise is None else std * self._draw(purpose, like)
 
+    def laplace(self, like: Tensor, std: float, purpose: str) -> Tensor:
+        """Laplace noise of this std, so of scale std / sqrt(2), shaped like `like` (client first);
+        zeros in a replay."""
+        if self.noise is None:
+            return torch.zeros_like(like)
+        centred = self.uniform(like, purpose) - 0.5
+        scale = std / math.sqrt(2)
+        return (-scale * centred.sign() * torch.log1p(-2 * centred.abs())).to(like.dtype)
+
+    def uniform(self, like: Tensor, purpose: str) -> Tensor:
+        """U(0, 1) shaped like `like` (client first) in float64, for random choices; not to be had
+        in a replay, where the observation says what was chosen."""
+        assert self.noise is not None, "a replay has no random choices"
+        return self._drawn(self.noise.uniform, purpose, like)
+
     def _draw(self, purpose: str, like: Tensor) -> Tensor:
         assert self.noise is not None
+        return self._drawn(self.noise.normal, purpose, like).to(like.dtype)
+
+    def _drawn(
+        self,
+        source: Callable[[str, int, int, int, tuple[int, ...]], Tensor],
+        purpose: str,
+        like: Tensor,
+    ) -> Tensor:
         # One draw would broadcast over all clients without a word.
         assert len(self.clients) == len(like), "context.clients must name every client"
         shape = tuple(like.shape[1:])
         drawn = [
-            self.noise.normal(purpose, client, self.round, self.iteration, shape)
-            for client in self.clients
+            source(purpose, client, self.round, self.iteration, shape) for client in self.clients
         ]
-        return torch.stack(drawn).to(dtype=like.dtype, device=like.device)
+        together = drawn[0][None] if len(drawn) == 1 else torch.stack(drawn)
+        return together.to(like.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Public facts of the training that a promise depends on.
+
+    batch_size: B, examples a local step (the expected number under Poisson sampling). local_steps:
+    L. clients: Kt that take part in a round, whose updates are averaged with equal weights, of
+    all_clients: N. examples: of one client. rounds: T. sampling: of what is sampled, the examples
+    of the only client or the clients.
+    """
+
+    batch_size: int
+    local_steps: int = 1
+    clients: int = 1
+    all_clients: int = 1
+    examples: int | None = None
+    rounds: int = 1
+    sampling: Sampling = "fixed_size"
+
+    @property
+    def client_rate(self) -> float:
+        """Chance of a client to take part in a round, Kt / N."""
+        return self.clients / self.all_clients
+
+    @property
+    def example_rate(self) -> float:
+        """Chance of an example to take part in a local step; 1 where its number is not given."""
+        share = 1.0 if self.examples is None else min(self.batch_size / self.examples, 1.0)
+        return self.client_rate * share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,29 +570,6 @@ class Guarantee:
         return self.sensitivity / self.noise_std if self.noise_std > 0 else math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyEvent:
-    """`steps` equal releases for the accountants.
-
-    noise_multiplier: std of the noise at the release / `sensitivity` there. sampling_rate: chance
-    that one example takes part in a step, under `sampling`.
-    """
-
-    noise_multiplier: float
-    sensitivity: float
-    sampling_rate: float = 1.0
-    sampling: Literal["poisson", "fixed_size", "none"] = "poisson"
-    steps: int = 1
-
-
-class Accountant(Protocol):
-    """Events -> epsilon at `delta`, for one observer and relation."""
-
-    name: str
-
-    def epsilon(self, events: Sequence[PrivacyEvent], delta: float) -> float | None: ...
-
-
 class Defense:
     """Family base: a defense overrides the hooks it needs, the others pass gradients through.
 
@@ -518,15 +581,34 @@ class Defense:
     name: ClassVar[str]
     paper: ClassVar[str] = ""
     granularity: ClassVar[Granularity] = "example"
+    """What a row of `on_examples` is the gradient of: one example, or the mean of a subset of s
+    (see `subset_size`). "batch" skips that hook, and with it the cost of gradients apart."""
+    needs_public: ClassVar[bool] = False
+    """Whether `on_round` needs `context.public`."""
 
     def init(self, weights: Weights) -> State:
         """State before the first iteration; public."""
         return None
 
+    def subset_size(self, batch_size: int) -> int:
+        """With granularity "subset": s, examples averaged before `on_examples`; must divide B."""
+        return batch_size
+
+    def on_round(self, weights: Weights, state: State, context: Context) -> State:
+        """State at the start of a round, made from `weights`, all clients' and public."""
+        return state
+
+    def merge(self, state: State) -> State:
+        """The clients' states after a round (leading client axis) as the one the next starts from.
+
+        A defense that remembers nothing, or nothing past a round, need not say.
+        """
+        return state
+
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
     ) -> tuple[Gradients, State]:
-        """Per-example gradients, axes ("client", "example")."""
+        """Gradients of examples or subsets, axes ("client", "example")."""
         return gradients, state
 
     def on_batch(
@@ -547,27 +629,38 @@ class Defense:
         """dW as the server holds it, axes ("client",)."""
         return gradients, state
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
-        """What `observer` is promised about one observation of a batch of `batch_size`."""
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        """What `observer` is promised about one observation: one round, or one local step."""
         return Guarantee(level="none", reason="the defense adds no calibrated noise")
 
-    def noise_std(self, weights: Weights) -> Mapping[str, float] | None:
-        """Public noise std on each tensor at the type-2 example tap; None where not public."""
+    def noise_std(
+        self, weights: Weights, state: State, context: Context
+    ) -> Mapping[str, float] | None:
+        """Public noise std on each tensor at the type-2 example tap; None where not public.
+
+        state, context: those of the round that was tapped.
+        """
         return None
 
-    def events(
-        self, weights: Weights, *, batch_size: int, sampling_rate: float, steps: int
-    ) -> tuple[PrivacyEvent, ...]:
-        """Releases of a whole training run, seen in the final model; () without a guarantee."""
-        promise = self.guarantee("model", weights, batch_size)
+    def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
+        """Releases of a whole training run, as the final model's holder is promised them.
+
+        A client-level promise is spent once a round, an instance-level one in every local step.
+        () without a guarantee. Default: equal releases.
+        """
+        promise = self.guarantee("model", weights, setting)
         if promise.mu is None or promise.sensitivity is None or promise.noise_std is None:
             return ()
+        of_client = promise.level == "client"
+        # Events are stated for adding or removing one; replacing one moves a sum twice as far.
+        share = 0.5 if promise.relation == "replace_one" else 1.0
         return (
             PrivacyEvent(
-                noise_multiplier=promise.noise_std / promise.sensitivity,
-                sensitivity=promise.sensitivity,
-                sampling_rate=sampling_rate,
-                steps=steps,
+                noise_multiplier=promise.noise_std / (share * promise.sensitivity),
+                sensitivity=share * promise.sensitivity,
+                sampling_rate=setting.client_rate if of_client else setting.example_rate,
+                sampling=setting.sampling,
+                steps=setting.rounds * (1 if of_client else setting.local_steps),
             ),
         )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from leakbench.contracts import Gradients, Model, Weights
+from leakbench.errors import LeakbenchError
 
 MULTIPLE, LEAST = 8, 16
 """Examples are computed together in multiples of 8, at least 16: in other numbers CPU matrix
@@ -122,6 +123,39 @@ def _padded(values: Tensor, missing: int) -> Tensor:
     if not missing:
         return values
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
+def of_subsets(
+    model: Model,
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    size: int,
+    *,
+    stacked: bool = False,
+    mask: Tensor | None = None,
+) -> Gradients:
+    """Gradient of the mean loss of every `size` consecutive examples, axes ("client", "example").
+
+    The "example" axis counts subsets; the mean over it is `of_batch` where none is padded.
+
+    Raises:
+        LeakbenchError: the batch cannot be cut into such subsets.
+    """
+    clients, batch = inputs.shape[:2]
+    if size < 1 or batch % size:
+        text = f"a batch of {batch} examples has no subsets of {size}"
+        raise LeakbenchError(f"{text}; allowed: divisors of the batch size")
+    subsets = batch // size
+    cut = (clients * subsets, size)
+    inputs, labels = (values.reshape(*cut, *values.shape[2:]) for values in (inputs, labels))
+    if stacked:
+        weights = {k: v.repeat_interleave(subsets, dim=0) for k, v in weights.items()}
+    parts = None if mask is None else mask.reshape(cut)
+    found = of_batch(model, weights, inputs, labels, stacked=stacked, mask=parts)
+    tensors = {k: v.unflatten(0, (clients, subsets)) for k, v in found.tensors.items()}
+    present = None if found.mask is None else found.mask.unflatten(0, (clients, subsets))
+    return Gradients(tensors, ("client", "example"), present)
 
 
 def of_batch(

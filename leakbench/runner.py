@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from leakbench import models, registry
-from leakbench.contracts import Guarantee, Observer, Weights
+from leakbench.contracts import Guarantee, Setting, Weights, observer_of
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
@@ -41,8 +41,6 @@ CHUNK = 128
 
 _ASKED = ("suite", "profile", "attack", "defense", "settings", "device", "skipped")
 """Fields of a manifest that a report is made from."""
-
-_OBSERVERS: dict[int, Observer] = {0: "type0", 1: "type1", 2: "type2"}
 
 Report = Callable[["Progress"], None]
 
@@ -164,8 +162,9 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
 
 def _guarantee(cell: Cell, weights: Weights) -> Guarantee:
     try:
-        observer = "type2_batch" if cell.leak_view == "batch" else _OBSERVERS[cell.leak_type]
-        return build_defense(cell).guarantee(observer, weights, cell.batch_size)
+        setting = Setting(batch_size=cell.batch_size, local_steps=cell.local_steps)
+        observer = observer_of(cell.leak_type, cell.leak_view)
+        return build_defense(cell).guarantee(observer, weights, setting)
     except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
         return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")
 

@@ -64,5 +64,15 @@ class NoiseStreams:
         self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
     ) -> Tensor:
         """N(0, 1) of `shape`, float32: one client's whole draw for this purpose."""
-        key = ("noise", purpose, *self.axes, client, round, iteration)
-        return torch.randn(shape, generator=generator(self.seed, *key))
+        return torch.randn(shape, generator=self._of(purpose, client, round, iteration))
+
+    def uniform(
+        self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        """U(0, 1) of `shape`, float64 and never 0 or 1: a client's whole draw for this purpose."""
+        stream = self._of(purpose, client, round, iteration)
+        least = 2.0**-54  # torch draws multiples of 2^-53, 0 among them
+        return torch.rand(shape, generator=stream, dtype=torch.float64).clamp(min=least)
+
+    def _of(self, purpose: str, client: int, round: int, iteration: int) -> torch.Generator:
+        return generator(self.seed, "noise", purpose, *self.axes, client, round, iteration)

@@ -35,14 +35,16 @@ from leakbench.contracts import (
     Observer,
     Reconstruction,
     Replay,
+    Setting,
     Simulate,
     Weights,
 )
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.plugin_files import one_line
+from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator
-from leakbench.training import Batch, capture, run_round, simulator
+from leakbench.training import Batch, capture, run_round
 
 SEED = 7
 POINT = LeakPoint()
@@ -281,12 +283,11 @@ def check_defense(defense: Defense) -> None:
     )
     model, weights, images, labels = _setting()
     before = {name: value.clone() for name, value in weights.items()}
-    defense.init(weights)
-    defense.noise_std(weights)
+    defense.noise_std(weights, defense.init(weights), Context(batch_size=len(images)))
     for hook, axes, tensors in _hook_inputs(model, weights, images, labels):
         _check_hook(defense, hook, Gradients(tensors, axes), weights, len(images))
     for observer in get_args(Observer):
-        promise = defense.guarantee(observer, weights, len(images))
+        promise = defense.guarantee(observer, weights, Setting(batch_size=len(images)))
         _require(isinstance(promise, Guarantee), f"guarantee('{observer}') is no Guarantee")
         _require(
             promise.level != "none" or bool(promise.reason),

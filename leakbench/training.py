@@ -1,13 +1,12 @@
-"""The training path with a defense inside; leaks are captured here, and replayed here.
+"""The training path with a defense inside; leaks are captured here.
 
-Central training is the same path with one client and one local step. The attacker's simulation of
-the path (`simulator`) runs the very same function on his dummy inputs, with the victims on the
-client axis and a context without noise.
+Central training is the same path with one client and one local step a round. `simulation` runs the
+path on an attacker's dummy inputs, `federated` runs it round after round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,27 +17,26 @@ from leakbench.contracts import (
     Defense,
     Gradients,
     LeakPoint,
-    LocalSteps,
     Model,
-    Observation,
-    Replay,
-    Simulate,
     State,
     Weights,
-    concatenate,
 )
-from leakbench.gradients import of_batch, per_example
-from leakbench.optim import PAD, with_copies
+from leakbench.gradients import of_batch, of_subsets, per_example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """inputs (clients, B, *input shape), labels (clients, B) or (clients, B, classes) soft;
-    mask (clients, B) False where a client has fewer examples; None when all are full."""
+    """The examples of one local step of all clients.
+
+    inputs (clients, B, *input shape), labels (clients, B) or (clients, B, classes) soft; mask
+    (clients, B) False where a client has fewer examples; None when all are full. expected: number
+    that sums of gradients are divided by, under Poisson sampling; None: those present.
+    """
 
     inputs: Tensor
     labels: Tensor
     mask: Tensor | None = None
+    expected: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,11 @@ class Round:
     state: State
 
 
+def protects_examples(defense: Defense, batch_size: int) -> bool:
+    """Whether `on_examples` gets the gradients of single examples, as a type-2 tap reads them."""
+    return defense.granularity != "subset" or defense.subset_size(batch_size) == 1
+
+
 def run_round(
     model: Model,
     weights: Weights,
@@ -66,36 +69,31 @@ def run_round(
     point: LeakPoint | None = None,
     stop_at_tap: bool = False,
     chunk_size: int | None = None,
+    shares: Tensor | None = None,
 ) -> Round:
     """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
 
     All clients start from the same `weights` (no client axis); after the first local step each
     has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
-    needs no more). chunk_size bounds the memory of per-example gradients, not the result.
+    needs no more). chunk_size bounds the memory of per-example gradients, not the result. shares
+    (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
     """
     local, stacked, tapped = weights, False, None
     moved: dict[str, Tensor] = {}
     for iteration, batch in enumerate(batches):
         here = replace(context, iteration=context.iteration + iteration)
         at_tap = point is not None and point.type == 2 and point.iteration == here.iteration
-        wants_examples = at_tap and point is not None and point.view == "example"
-        if defense.granularity == "example" or wants_examples:
-            gradients = per_example(
-                model, local, batch.inputs, batch.labels,
-                stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
-            )  # fmt: skip
-            gradients, state = defense.on_examples(gradients, state, here)
-            if wants_examples:
-                tapped = gradients
-                if stop_at_tap:
-                    return Round(tapped=tapped, weights=None, state=state)
-            gradients = gradients.mean("example")
-        else:
-            gradients = of_batch(
-                model, local, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask
-            )
+        at_example = at_tap and point is not None and point.view == "example"
+        gradients, shown, state = _mean_gradients(
+            model, local, batch, defense, state, here,
+            stacked=stacked, at_example=at_example, chunk_size=chunk_size,
+        )  # fmt: skip
+        if at_example:
+            tapped = shown
+            if stop_at_tap:
+                return Round(tapped=tapped, weights=None, state=state)
         gradients, state = defense.on_batch(gradients, state, here)
-        if at_tap and not wants_examples:
+        if at_tap and not at_example:
             tapped = gradients
             if stop_at_tap:
                 return Round(tapped=tapped, weights=None, state=state)
@@ -106,16 +104,79 @@ def run_round(
         stacked = True
     update = Gradients(moved, ("client",))
     update, state = defense.on_update(update, state, context)
-    if point is not None and point.type == 1:
-        tapped = update
+    if point is not None and (point.type == 1 or (point.type == 0 and point.view == "raw")):
+        tapped = update  # what a client sends is what the server receives
         if stop_at_tap:
             return Round(tapped=tapped, weights=None, state=state)
     update, state = defense.on_receipt(update, state, context)
-    if point is not None and point.type == 0:
+    if point is not None and point.type == 0 and point.view != "raw":
         tapped = update
-    aggregate = update.mean("client")
-    aggregated = {k: weights[k] + aggregate.tensors[k] for k in weights}
+    if stop_at_tap:
+        return Round(tapped=tapped, weights=None, state=state)
+    aggregated = {k: weights[k] + v for k, v in _aggregate(update, shares).items()}
     return Round(tapped=tapped, weights=aggregated, state=state)
+
+
+def _mean_gradients(
+    model: Model,
+    weights: Weights,
+    batch: Batch,
+    defense: Defense,
+    state: State,
+    context: Context,
+    *,
+    stacked: bool,
+    at_example: bool,
+    chunk_size: int | None,
+) -> tuple[Gradients, Gradients | None, State]:
+    """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
+    size, shown = batch.inputs.shape[1], None
+    if at_example and not protects_examples(defense, size):
+        # Nothing is done to single gradients: the tap sees them as they are.
+        shown = per_example(
+            model, weights, batch.inputs, batch.labels,
+            stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
+        )  # fmt: skip
+    if defense.granularity == "batch" and not at_example:
+        mean = of_batch(
+            model, weights, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask
+        )
+    else:
+        if protects_examples(defense, size):
+            rows = per_example(
+                model, weights, batch.inputs, batch.labels,
+                stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
+            )  # fmt: skip
+        else:
+            rows = of_subsets(
+                model, weights, batch.inputs, batch.labels, defense.subset_size(size),
+                stacked=stacked, mask=batch.mask,
+            )  # fmt: skip
+        rows, state = defense.on_examples(rows, state, context)
+        shown = rows if shown is None else shown
+        mean = rows.mean("example")
+    if batch.expected is not None:
+        found = size if batch.mask is None else batch.mask.sum(dim=1)
+        mean = mean.scale(torch.as_tensor(found / batch.expected, device=batch.inputs.device))
+    return mean, shown, state
+
+
+def _aggregate(update: Gradients, shares: Tensor | None) -> dict[str, Tensor]:
+    if shares is None:
+        return dict(update.mean("client").tensors)
+    scaled = update.scale(shares.to(next(iter(update.tensors.values()))))
+    return {k: v.sum(dim=0) for k, v in scaled.tensors.items()}
+
+
+def public_gradients(
+    model: Model, inputs: Tensor, labels: Tensor
+) -> Callable[[Weights], Gradients]:
+    """`Context.public` of these public examples (m, *input shape) with labels (m,)."""
+
+    def gradients(weights: Weights) -> Gradients:
+        return per_example(model, weights, inputs[None], labels[None], chunk_size=256)
+
+    return gradients
 
 
 def capture(
@@ -134,7 +195,8 @@ def capture(
     """Run the real step(s) and return what leaks at `point`, axes ("client",): one row a victim.
 
     victims: for the example view, (v, 2) pairs (client, place in his batch); else every client
-    is a victim. Types 0 and 1 come in the units of a gradient (see `in_gradient_units`).
+    is a victim. Types 0 and 1 come in the units of a gradient (see `in_gradient_units`). state is
+    the one of the round: after `on_round`.
     """
     with torch.no_grad():
         tapped = run_round(
@@ -160,82 +222,3 @@ def in_gradient_units(
         return tapped
     unit = -1.0 / (local_steps * learning_rate)
     return tapped.map(lambda _, value: value * unit)
-
-
-def simulator(
-    model: Model,
-    observations: Sequence[Observation],
-    replays: Sequence[Replay],
-    replay_of: Tensor,
-    point: LeakPoint,
-    *,
-    local_steps: int = 1,
-    learning_rate: float = 0.1,
-) -> Simulate:
-    """The attacker's own run of the path, for victims of several defenses in one batch.
-
-    replays: the defenses to run without noise; a naive attacker's is the base class `Defense`,
-    which does nothing. replay_of: (n,) which of them each victim's gradient went through.
-    local_steps, learning_rate: the client's, behind types 0 and 1.
-    """
-    taken = local_steps
-
-    def simulate(
-        inputs: Tensor,
-        labels: Tensor,
-        rows: Tensor,
-        observation: int = 0,
-        *,
-        local_steps: LocalSteps = "unroll",
-    ) -> Gradients:
-        seen, which = observations[observation], replay_of[rows]
-        steps, rate = taken, learning_rate
-        if local_steps == "average":  # one step on all examples, as long as all steps together
-            steps, rate = 1, taken * learning_rate
-        example_view = point.type == 2 and point.view == "example"
-        if example_view:  # the costly part once for all defenses, then each one's hooks
-            gradients = per_example(model, seen.weights, inputs, labels)
-        numbers = which.unique().tolist()
-        # The usual case, all rows through one replay: nothing to pick out and to put back.
-        alone = len(numbers) == 1 and len(rows) % PAD == 0
-        order: list[Tensor] = []
-        parts: list[Gradients] = []
-        for number in numbers:
-            chosen = torch.nonzero(which == number).flatten()
-            own = slice(len(chosen))
-            order.append(chosen)
-            chosen = with_copies(chosen)  # no hook's result depends on how many there are
-            replay = replays[number]
-            context = replace(
-                replay.context,
-                noise=None,
-                batch_size=inputs.shape[1] // steps,
-                clients=tuple(range(len(chosen))),
-                observation=seen.of(rows[chosen]),
-            )
-            if example_view:
-                raw = gradients if alone else gradients.select(chosen)
-                shown, _ = replay.defense.on_examples(raw, replay.state, context)
-                shown = shown.mean("example")
-            else:
-                batches = [
-                    Batch(inputs=some, labels=theirs)
-                    for some, theirs in zip(
-                        inputs[chosen].chunk(steps, dim=1),
-                        labels[chosen].chunk(steps, dim=1),
-                        strict=True,
-                    )
-                ]
-                tapped = run_round(
-                    model, seen.weights, batches, replay.defense, replay.state, context,
-                    learning_rate=rate, point=point, stop_at_tap=True,
-                ).tapped  # fmt: skip
-                assert tapped is not None
-                shown = in_gradient_units(tapped, point, steps, rate)
-            parts.append(shown if alone else shown.select(own))
-        if len(parts) == 1:
-            return parts[0]
-        back = torch.cat(order).argsort()
-        return concatenate(parts).select(back)
-
-    return simulate

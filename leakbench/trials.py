@@ -50,9 +50,10 @@ from leakbench.metrics import SuccessRule, judge
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
+from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.suite import Cell, canonical
-from leakbench.training import Batch, capture, simulator
+from leakbench.training import Batch, capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +263,8 @@ def _leak(
             replay_of[rows] = len(replays)
             state = defense.init(_copies(weights))
             replays.append(Replay(defense=defense, state=state, context=context))
-            public = (defense.noise_std(_copies(weights)) if cell.example_view else None) or {}
+            known = defense.noise_std(_copies(weights), state, context)
+            public = (known if cell.example_view else None) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)

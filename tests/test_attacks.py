@@ -37,11 +37,12 @@ from leakbench.matching import sign_rule_labels, total_variation
 from leakbench.metrics import mse
 from leakbench.models import build
 from leakbench.optim import Objective, Solution, Status, StepWatch
+from leakbench.simulation import simulator
 from leakbench.starts import gaussian, patterned, uniform
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.suite import complete
 from leakbench.testing import check_attack
-from leakbench.training import Batch, capture, simulator
+from leakbench.training import Batch, capture
 
 POINT = LeakPoint()
 STRICT = 0.01  # the first half of the rule `strict`

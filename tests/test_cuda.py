@@ -13,9 +13,10 @@ from leakbench.models import build
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run
+from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
 from leakbench.suite import resolve
-from leakbench.training import Batch, capture, simulator
+from leakbench.training import Batch, capture
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from leakbench import data
 from leakbench.clipping import clip_flat, clip_tensors
-from leakbench.contracts import Context, Defense, Gradients, NoiseConvention, Observer
+from leakbench.contracts import Context, Defense, Gradients, NoiseConvention, Observer, Setting
 from leakbench.defenses.adaclip import AdaClip, Moments
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.dp_dyn_s_sigma import DPDynSSigma
@@ -32,6 +32,7 @@ Arrays = dict[str, NDArray[np.float64]]
 MODEL = build("lenet_cpl", (1, 28, 28), 10)
 WEIGHTS = MODEL.init(generator(3, "weights"), torch.float32)
 SIZE, CLIENTS = 20, 2
+SETTING = Setting(batch_size=SIZE, examples=2000, rounds=10)
 OBSERVERS: list[Observer] = ["model", "server", "type0", "type1"]
 
 
@@ -272,10 +273,12 @@ def test_quantile_clip_begins_as_the_baseline(
         batch, _ = defense.on_batch(examples.mean("example"), state, context())
         shown.append((examples, batch))
     assert equal(shown[0][0], shown[1][0]) and equal(shown[0][1], shown[1][1])
-    assert quantile.guarantee("type2", WEIGHTS, SIZE) == baseline.guarantee("type2", WEIGHTS, SIZE)
+    assert quantile.guarantee("type2", WEIGHTS, SETTING) == baseline.guarantee(
+        "type2", WEIGHTS, SETTING
+    )
     for observer in OBSERVERS:
-        fixed = baseline.guarantee(observer, WEIGHTS, SIZE).mu
-        joint = quantile.guarantee(observer, WEIGHTS, SIZE).mu
+        fixed = baseline.guarantee(observer, WEIGHTS, SETTING).mu
+        joint = quantile.guarantee(observer, WEIGHTS, SETTING).mu
         assert fixed is not None and joint is not None
         counts = math.sqrt(10) * 0.5 / (0.05 * SIZE)
         assert joint > fixed
@@ -286,20 +289,20 @@ def test_quantile_clip_begins_as_the_baseline(
 
 
 def test_guarantee_numbers_of_lenet_cpl() -> None:
-    seen = DPBaseline().guarantee("type2", WEIGHTS, 600)
+    seen = DPBaseline().guarantee("type2", WEIGHTS, Setting(batch_size=600))
     assert len(WEIGHTS) == seen.tensors == 10
     assert seen.sensitivity == pytest.approx(math.sqrt(10) * 4)
     assert seen.noise_std == 24.0
     assert seen.mu == pytest.approx(math.sqrt(10) / 6)
     for observer in OBSERVERS:
-        seen = DPBaseline(convention="sum").guarantee(observer, WEIGHTS, 600)
+        seen = DPBaseline(convention="sum").guarantee(observer, WEIGHTS, Setting(batch_size=600))
         assert seen.sensitivity == pytest.approx(math.sqrt(10) * 4 / 600)
         assert seen.noise_std == pytest.approx(24 / 600)
         assert seen.mu == pytest.approx(math.sqrt(10) / 6)
-        seen = DPBaseline(convention="mean").guarantee(observer, WEIGHTS, 600)
+        seen = DPBaseline(convention="mean").guarantee(observer, WEIGHTS, Setting(batch_size=600))
         assert seen.noise_std == 24.0
         assert seen.mu == pytest.approx(math.sqrt(10) / 6 / 600)
-        seen = DPBaseline().guarantee(observer, WEIGHTS, 600)
+        seen = DPBaseline().guarantee(observer, WEIGHTS, Setting(batch_size=600))
         assert seen.noise_std == pytest.approx(24 / math.sqrt(600))
         assert seen.mu == pytest.approx(math.sqrt(10) / 6 / math.sqrt(600))
 
@@ -307,8 +310,8 @@ def test_guarantee_numbers_of_lenet_cpl() -> None:
 @pytest.mark.parametrize("convention", ["mean", "sum"])
 @pytest.mark.parametrize("kind", [DPBaseline, QuantileClip, AdaClip])
 def test_clipping_alone_promises_nothing(kind: Any, convention: NoiseConvention) -> None:
-    tap = kind(convention=convention).guarantee("type2", WEIGHTS, SIZE)
-    silent = kind(noise_multiplier=0.0).guarantee("model", WEIGHTS, SIZE)
+    tap = kind(convention=convention).guarantee("type2", WEIGHTS, SETTING)
+    silent = kind(noise_multiplier=0.0).guarantee("model", WEIGHTS, SETTING)
     for seen in (tap, silent):
         assert seen.level == "none" and seen.reason and seen.mu is None
 
@@ -316,20 +319,20 @@ def test_clipping_alone_promises_nothing(kind: Any, convention: NoiseConvention)
 def test_no_defense_and_data_dependent_noise_promise_nothing() -> None:
     for defense in (NoDefense(), DPDynSSigma()):
         for observer in [*OBSERVERS, "type2"]:
-            seen = defense.guarantee(observer, WEIGHTS, SIZE)
+            seen = defense.guarantee(observer, WEIGHTS, SETTING)
             assert seen.level == "none" and seen.reason
-        assert defense.events(WEIGHTS, batch_size=SIZE, sampling_rate=0.01, steps=10) == ()
+        assert defense.events(WEIGHTS, SETTING) == ()
 
 
 def test_counts_without_noise_promise_nothing() -> None:
     silent = QuantileClip(count_noise=0.0)
-    assert silent.guarantee("model", WEIGHTS, SIZE).level == "none"
-    assert silent.guarantee("type2", WEIGHTS, SIZE).mu == pytest.approx(math.sqrt(10) / 6)
+    assert silent.guarantee("model", WEIGHTS, SETTING).level == "none"
+    assert silent.guarantee("type2", WEIGHTS, SETTING).mu == pytest.approx(math.sqrt(10) / 6)
 
 
 def test_adaclip_charges_the_transformed_space() -> None:
-    assert AdaClip().guarantee("type2", WEIGHTS, SIZE).mu == pytest.approx(1 / 6)
-    assert AdaClip(convention="sum").guarantee("model", WEIGHTS, SIZE).mu == pytest.approx(1 / 6)
+    assert AdaClip().guarantee("type2", WEIGHTS, SETTING).mu == pytest.approx(1 / 6)
+    assert AdaClip(convention="sum").guarantee("model", WEIGHTS, SETTING).mu == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("kind", [DPBaseline, QuantileClip, AdaClip])
@@ -338,11 +341,13 @@ def test_public_noise_std_is_what_the_tap_shows(gradients: Gradients, kind: Any)
         kind(noise_multiplier=sigma).on_examples(gradients, kind().init(WEIGHTS), context())[0]
         for sigma in (6.0, 0.0)
     ]
-    stated = kind().noise_std(WEIGHTS)
+    stated = kind().noise_std(WEIGHTS, kind().init(WEIGHTS), context())
     noise = shown[0].tensors["dense.weight"] - shown[1].tensors["dense.weight"]
     assert noise.numel() >= 10_000
     assert pooled_std(noise) == pytest.approx(stated["dense.weight"], rel=0.03)
-    assert set(kind(convention="sum").noise_std(WEIGHTS).values()) == {0.0}
+    assert set(
+        kind(convention="sum").noise_std(WEIGHTS, kind().init(WEIGHTS), context()).values()
+    ) == {0.0}
 
 
 @pytest.mark.parametrize("kind", [DPBaseline, QuantileClip, AdaClip, DPDynSSigma])

@@ -29,8 +29,9 @@ from leakbench.data import load
 from leakbench.matching import sign_rule_labels
 from leakbench.models import SigmoidNet
 from leakbench.optim import LBFGS, Objective, SignedAdam, Solution
+from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture, simulator
+from leakbench.training import Batch, capture
 
 Function = Callable[[Tensor], Tensor]
 """(d,) -> scalar: one problem."""

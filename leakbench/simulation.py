@@ -1,0 +1,107 @@
+"""The attacker's own run of the training path on dummy inputs: naive, or with the defense replayed.
+
+It is the very path of `training.run_round`, with the victims on the client axis and a context
+without noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import (
+    Gradients,
+    LeakPoint,
+    LocalSteps,
+    Model,
+    Observation,
+    Replay,
+    Simulate,
+    concatenate,
+)
+from leakbench.gradients import per_example
+from leakbench.optim import PAD, with_copies
+from leakbench.training import Batch, in_gradient_units, protects_examples, run_round
+
+
+def simulator(
+    model: Model,
+    observations: Sequence[Observation],
+    replays: Sequence[Replay],
+    replay_of: Tensor,
+    point: LeakPoint,
+    *,
+    local_steps: int = 1,
+    learning_rate: float = 0.1,
+) -> Simulate:
+    """The attacker's own run of the path, for victims of several defenses in one batch.
+
+    replays: the defenses to run without noise; a naive attacker's is the base class `Defense`,
+    which does nothing. replay_of: (n,) which of them each victim's gradient went through.
+    local_steps, learning_rate: the client's, behind types 0 and 1.
+    """
+    taken = local_steps
+
+    def simulate(
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        observation: int = 0,
+        *,
+        local_steps: LocalSteps = "unroll",
+    ) -> Gradients:
+        seen, which = observations[observation], replay_of[rows]
+        steps, rate = taken, learning_rate
+        if local_steps == "average":  # one step on all examples, as long as all steps together
+            steps, rate = 1, taken * learning_rate
+        example_view = point.type == 2 and point.view == "example"
+        if example_view:  # the costly part once for all defenses, then each one's hooks
+            gradients = per_example(model, seen.weights, inputs, labels)
+        numbers = which.unique().tolist()
+        # The usual case, all rows through one replay: nothing to pick out and to put back.
+        alone = len(numbers) == 1 and len(rows) % PAD == 0
+        order: list[Tensor] = []
+        parts: list[Gradients] = []
+        for number in numbers:
+            chosen = torch.nonzero(which == number).flatten()
+            own = slice(len(chosen))
+            order.append(chosen)
+            chosen = with_copies(chosen)  # no hook's result depends on how many there are
+            replay = replays[number]
+            context = replace(
+                replay.context,
+                noise=None,
+                batch_size=inputs.shape[1] // steps,
+                clients=tuple(range(len(chosen))),
+                observation=seen.of(rows[chosen]),
+            )
+            if example_view:
+                shown = gradients if alone else gradients.select(chosen)
+                if protects_examples(replay.defense, context.batch_size):
+                    shown, _ = replay.defense.on_examples(shown, replay.state, context)
+                shown = shown.mean("example")
+            else:
+                batches = [
+                    Batch(inputs=some, labels=theirs)
+                    for some, theirs in zip(
+                        inputs[chosen].chunk(steps, dim=1),
+                        labels[chosen].chunk(steps, dim=1),
+                        strict=True,
+                    )
+                ]
+                tapped = run_round(
+                    model, seen.weights, batches, replay.defense, replay.state, context,
+                    learning_rate=rate, point=point, stop_at_tap=True,
+                ).tapped  # fmt: skip
+                assert tapped is not None
+                shown = in_gradient_units(tapped, point, steps, rate)
+            parts.append(shown if alone else shown.select(own))
+        if len(parts) == 1:
+            return parts[0]
+        back = torch.cat(order).argsort()
+        return concatenate(parts).select(back)
+
+    return simulate
