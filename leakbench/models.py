@@ -88,6 +88,43 @@ class SigmoidNet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReluNet:
+    """5x5 convolutions, padding 2, each with ReLU and 2x2 max-pooling, then one dense layer.
+
+    Maps (b, channels, height, width) to (b, classes) logits; no biases, so every layer is one
+    tensor. For training: its second derivatives are mostly 0, which starves gradient matching.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    channels: tuple[int, ...]
+    scheme: Scheme = "default"
+    head: str = "dense.weight"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape, in the order gradients are listed."""
+        channels, height, width = self.input_shape
+        shapes: dict[str, tuple[int, ...]] = {}
+        for number, units in enumerate(self.channels, start=1):
+            shapes[f"conv{number}.weight"] = (units, channels, 5, 5)
+            channels, height, width = units, height // 2, width // 2
+        shapes["dense.weight"] = (self.classes, channels * height * width)
+        return shapes
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All weights, drawn by the scheme."""
+        return _draw(self.shapes(), self.scheme, generator, dtype)
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """(b, *input_shape) -> (b, classes)."""
+        hidden = inputs
+        for number in range(1, len(self.channels) + 1):
+            hidden = functional.conv2d(hidden, weights[f"conv{number}.weight"], padding=2)
+            hidden = functional.max_pool2d(torch.relu(hidden), 2)
+        return functional.linear(hidden.flatten(1), weights["dense.weight"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
     """Hidden dense layers of 64 and 32 units with ReLU, then a dense head.
 
@@ -196,22 +233,29 @@ def _cnn2(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> Sigmoid
     return SigmoidNet(input_shape=input_shape, classes=classes, convolutions=layers, scheme=scheme)
 
 
+def _cnn2_relu(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> ReluNet:
+    """Two convolutions (16 and 32 channels) with max-pooling and one dense layer, no biases: the
+    kind of network the papers train (three weight tensors), whose widths they leave open."""
+    return ReluNet(input_shape=input_shape, classes=classes, channels=(16, 32), scheme=scheme)
+
+
 def _mlp(input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> MLP:
     """Two hidden dense layers: the network for tables."""
     return MLP(input_shape=input_shape, classes=classes, scheme=scheme)
 
 
-BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet | MLP]] = {
+BUILDERS: dict[str, Callable[[tuple[int, ...], int, Scheme], SigmoidNet | ReluNet | MLP]] = {
     "lenet_cpl": _lenet_cpl,
     "lenet_dlg": _lenet_dlg,
     "cnn2": _cnn2,
+    "cnn2_relu": _cnn2_relu,
     "mlp": _mlp,
 }
 
 
 def build(
     name: str, input_shape: tuple[int, ...], classes: int, scheme: Scheme = "uniform"
-) -> SigmoidNet | MLP:
+) -> SigmoidNet | ReluNet | MLP:
     """Network `name` for inputs of `input_shape`: (channels, height, width), or any for "mlp".
 
     Raises:

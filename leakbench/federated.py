@@ -1,0 +1,357 @@
+"""Training round after round with a defense inside, federated or central, one code path.
+
+Central training (DP-SGD) is one client that takes one local step a round. Clients of a round are
+computed together, their weights stacked; which client takes part, which examples a step uses and
+what noise is added come from streams named by round and client, so the memory bounds below change
+no result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import (
+    Context,
+    Defense,
+    Gradients,
+    Model,
+    NoiseSource,
+    Setting,
+    State,
+    Weights,
+)
+from leakbench.data import partitions
+from leakbench.data.datasets import as_unit
+from leakbench.errors import LeakbenchError
+from leakbench.privacy.events import Sampling
+from leakbench.streams import generator
+from leakbench.training import Batch, run_round
+
+Aggregation = Literal["fed_sgd", "fed_averaging"]
+Partition = Literal["iid", "shards", "dirichlet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How long and on whose data a network is trained.
+
+    Attributes:
+        rounds: T. learning_rate: of the local SGD steps.
+        batch_size: B examples a local step; their expected number under Poisson sampling.
+        clients: N, 1 for central training. clients_a_round: Kt. local_steps: L.
+        examples_a_client: of each client, the first so many of his share; None: all.
+        sampling: of the clients, or of the examples of a single one. "fixed_size": Kt clients (B
+            examples) without replacement; "poisson": each by an own coin, Kt (B) of them
+            expected, and sums are divided by that. A client of several goes through his examples
+            in a random order of his own, anew in every round, and again when they are used up.
+        aggregation: "fed_sgd" averages the updates dW of a round with equal weights,
+            "fed_averaging" the clients' weights by their numbers of examples (McMahan et al.
+            2017); with equal numbers they are the same. Poisson sampling needs "fed_sgd".
+        partition: "iid", "shards" (`classes_a_client` classes each) or "dirichlet"
+            (`concentration`); see `data.partitions`.
+    """
+
+    rounds: int
+    batch_size: int
+    learning_rate: float
+    clients: int = 1
+    clients_a_round: int = 1
+    local_steps: int = 1
+    examples_a_client: int | None = None
+    sampling: Sampling = "fixed_size"
+    aggregation: Aggregation = "fed_sgd"
+    partition: Partition = "iid"
+    classes_a_client: int = 2
+    concentration: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch_size", "clients", "clients_a_round", "local_steps"):
+            if getattr(self, name) < 1:
+                raise LeakbenchError(f"training: {name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < float("inf"):
+            text = f"learning_rate must be positive and finite, got {self.learning_rate}"
+            raise LeakbenchError(f"training: {text}")
+        if self.clients_a_round > self.clients:
+            raise LeakbenchError(
+                f"training: {self.clients_a_round} clients a round of {self.clients}; allowed: "
+                f"1 to {self.clients}"
+            )
+        if self.sampling == "none":
+            raise LeakbenchError("training: sampling 'none'; allowed: poisson, fixed_size")
+        if self.sampling == "poisson" and self.aggregation == "fed_averaging":
+            text = "poisson sampling divides by the expected number of clients, which is 'fed_sgd'"
+            raise LeakbenchError(f"training: {text}; aggregation must not be 'fed_averaging'")
+
+    def setting(self, examples: int) -> Setting:
+        """What a defense's promise depends on; `examples`: of the client who holds fewest."""
+        return Setting(
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            clients=self.clients_a_round,
+            all_clients=self.clients,
+            examples=examples,
+            rounds=self.rounds,
+            sampling=self.sampling,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """After `rounds` rounds: the weights, and the defense's state the next round starts from."""
+
+    rounds: int
+    weights: Mapping[str, Tensor]
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A finished training.
+
+    Attributes:
+        weights: after the last round.
+        points: those asked for, by the number of rounds done before.
+        curve: (rounds done, what `evaluate` said) in order.
+        seconds_per_iteration: wall time of a local step of all clients of a round together,
+            sampling, hooks and aggregation included, evaluation not.
+        iterations: local steps that were run.
+        setting: for guarantees and events.
+    """
+
+    weights: Mapping[str, Tensor]
+    points: Mapping[int, Point]
+    curve: tuple[tuple[int, float], ...]
+    seconds_per_iteration: float
+    iterations: int
+    setting: Setting
+
+
+def check(
+    model: Model,
+    defense: Defense,
+    schedule: Schedule,
+    shares: Sequence[Tensor],
+    public: object | None,
+) -> None:
+    """What must hold before training starts; `shares` are the clients' examples.
+
+    Raises:
+        LeakbenchError: a client with fewer examples than a batch; subsets that do not divide it;
+            gradients of single examples of a network that mixes them; public data missing.
+    """
+    fewest = min(map(len, shares))
+    if fewest < schedule.batch_size:
+        raise LeakbenchError(
+            f"training: a client holds {fewest} examples, less than a batch of "
+            f"{schedule.batch_size}; allowed: batch_size up to {fewest}"
+        )
+    if defense.granularity == "subset":
+        size = defense.subset_size(schedule.batch_size)
+        if size < 1 or schedule.batch_size % size:
+            raise LeakbenchError(
+                f"training: a batch of {schedule.batch_size} examples has no subsets of {size}; "
+                "allowed: divisors of batch_size"
+            )
+        if schedule.sampling == "poisson" and 1 < size < schedule.batch_size:
+            raise LeakbenchError(
+                f"defense '{defense.name}': subsets of {size} need batches of one size; "
+                "allowed sampling: fixed_size"
+            )
+        single = size == 1
+    else:
+        single = defense.granularity == "example"
+    if single and getattr(model, "mixes_examples", False):
+        raise LeakbenchError(
+            f"defense '{defense.name}': clips single examples, which batch normalisation mixes; "
+            "use GroupNorm, or a defense that clips batches"
+        )
+    if defense.needs_public and public is None:
+        raise LeakbenchError(
+            f"defense '{defense.name}': needs public examples, none are given; "
+            "train with `public`, or choose a defense without"
+        )
+
+
+def train(
+    model: Model,
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: Defense,
+    schedule: Schedule,
+    *,
+    seed: int,
+    noise: NoiseSource,
+    axes: tuple[str | int, ...] = (),
+    public: Callable[[Weights], Gradients] | None = None,
+    evaluate: Callable[[Weights], float] | None = None,
+    evaluate_at: Collection[int] = (),
+    keep: Collection[int] = (),
+    chunk_size: int | None = 256,
+) -> Trained:
+    """Train `weights` for `schedule.rounds` rounds on inputs (n, *input shape), labels (n,).
+
+    Args:
+        inputs: uint8 images or floating point; moved to the weights' type and device a batch at a
+            time.
+        seed, axes: name the streams of partition and sampling. They do not depend on the defense,
+            so that methods are compared on the same batches.
+        public: see `Context.public`.
+        evaluate: called with the weights after the rounds in `evaluate_at` (0: before the first).
+        keep: numbers of rounds after which to keep a `Point`.
+        chunk_size: per-example gradients at a time; bounds the memory.
+
+    Raises:
+        LeakbenchError: see `check` and `Schedule`.
+    """
+    shares = partition(labels, schedule, generator(seed, "partition", *axes))
+    check(model, defense, schedule, shares, public)
+    like = next(iter(weights.values()))
+    state = defense.init(weights)
+    points: dict[int, Point] = {}
+    curve: list[tuple[int, float]] = []
+    spent, iterations = 0.0, 0
+
+    def look(done: int) -> None:
+        if done in keep:
+            points[done] = Point(rounds=done, weights=weights, state=state)
+        if evaluate is not None and done in evaluate_at:
+            curve.append((done, evaluate(weights)))
+
+    with torch.no_grad():
+        look(0)
+        for number in range(schedule.rounds):
+            begun = time.perf_counter()
+            clients, steps = sample(shares, schedule, seed, axes, number)
+            if clients:  # Poisson sampling may pick nobody: then nothing is learnt
+                context = Context(
+                    round=number, total=schedule.rounds, batch_size=schedule.batch_size,
+                    clients=clients, noise=noise, public=public,
+                )  # fmt: skip
+                state = defense.on_round(weights, state, context)
+                done = run_round(
+                    model, weights, [_batch(step, inputs, labels, like) for step in steps],
+                    defense, state, context, learning_rate=schedule.learning_rate,
+                    chunk_size=chunk_size, shares=_factors(clients, shares, schedule),
+                )  # fmt: skip
+                assert done.weights is not None
+                weights, state = done.weights, defense.merge(done.state)
+                iterations += schedule.local_steps
+            spent += time.perf_counter() - begun
+            look(number + 1)
+    return Trained(
+        weights=weights,
+        points=points,
+        curve=tuple(curve),
+        seconds_per_iteration=spent / max(iterations, 1),
+        iterations=iterations,
+        setting=schedule.setting(min(map(len, shares))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Examples of one local step: positions (clients, b) into the training set, mask as `Batch`."""
+
+    positions: Tensor
+    mask: Tensor | None = None
+    expected: int | None = None
+
+
+def partition(labels: Tensor, schedule: Schedule, stream: torch.Generator) -> list[Tensor]:
+    """Positions of every client's examples, as the schedule says."""
+    if schedule.clients == 1:
+        shares = [torch.arange(len(labels))]
+    elif schedule.partition == "iid":
+        shares = partitions.iid(len(labels), schedule.clients, stream)
+    elif schedule.partition == "shards":
+        shares = partitions.shards(
+            labels, schedule.clients, stream, classes_a_client=schedule.classes_a_client
+        )
+    else:
+        shares = partitions.dirichlet(
+            labels, schedule.clients, stream, concentration=schedule.concentration
+        )
+    return [share[: schedule.examples_a_client] for share in shares]
+
+
+def sample(
+    shares: Sequence[Tensor],
+    schedule: Schedule,
+    seed: int,
+    axes: tuple[str | int, ...],
+    number: int,
+) -> tuple[tuple[int, ...], list[Step]]:
+    """Clients of round `number` and the examples of their local steps.
+
+    What a client does in a round depends on neither the other clients nor earlier rounds.
+    """
+    if schedule.clients == 1:
+        stream = generator(seed, "examples", *axes, number, 0)
+        if schedule.sampling == "poisson":
+            poisson = [_poisson(shares[0], schedule, stream) for _ in range(schedule.local_steps)]
+            return (0,), poisson
+        clients: tuple[int, ...] = (0,)
+    else:
+        stream = generator(seed, "clients", *axes, number)
+        if schedule.sampling == "poisson":
+            rate = schedule.clients_a_round / schedule.clients
+            coins = torch.rand(schedule.clients, generator=stream, dtype=torch.float64) < rate
+            clients = tuple(torch.nonzero(coins).flatten().tolist())
+        else:
+            drawn = torch.randperm(schedule.clients, generator=stream)[: schedule.clients_a_round]
+            clients = tuple(drawn.sort().values.tolist())
+    if not clients:
+        return (), []
+    wanted = schedule.local_steps * schedule.batch_size
+    taken = torch.stack(
+        [
+            _in_turn(shares[client], wanted, generator(seed, "examples", *axes, number, client))
+            for client in clients
+        ]
+    )
+    return clients, [Step(positions=part) for part in taken.split(schedule.batch_size, dim=1)]
+
+
+def _poisson(share: Tensor, schedule: Schedule, stream: torch.Generator) -> Step:
+    """Every example by its own coin; padded to a multiple of 8, at least 8."""
+    rate = min(schedule.batch_size / len(share), 1.0)
+    found = share[torch.rand(len(share), generator=stream, dtype=torch.float64) < rate]
+    size = max(len(found) + -len(found) % 8, 8)
+    positions = torch.cat([found, share[:1].expand(size - len(found))])
+    mask = torch.arange(size) < len(found)
+    return Step(positions=positions[None], mask=mask[None], expected=schedule.batch_size)
+
+
+def _in_turn(share: Tensor, wanted: int, stream: torch.Generator) -> Tensor:
+    """`wanted` examples in random order, every one before any comes again."""
+    passes = -(-wanted // len(share))
+    orders = [torch.randperm(len(share), generator=stream) for _ in range(passes)]
+    return share[torch.cat(orders)[:wanted]]
+
+
+def _batch(step: Step, inputs: Tensor, labels: Tensor, like: Tensor) -> Batch:
+    where = step.positions.to(inputs.device)
+    mask = None if step.mask is None else step.mask.to(like.device)
+    return Batch(
+        inputs=as_unit(inputs[where]).to(like),
+        labels=labels[where].to(like.device),
+        mask=mask,
+        expected=step.expected,
+    )
+
+
+def _factors(clients: Sequence[int], shares: Sequence[Tensor], schedule: Schedule) -> Tensor | None:
+    """Factors of the updates in the aggregate; None where all are the same and add to 1."""
+    if schedule.aggregation == "fed_averaging":
+        held = torch.tensor([len(shares[client]) for client in clients], dtype=torch.float64)
+        return held / held.sum()
+    if schedule.sampling == "poisson" and schedule.clients > 1:
+        return torch.full((len(clients),), 1 / schedule.clients_a_round, dtype=torch.float64)
+    return None
