@@ -19,7 +19,7 @@ from leakbench.clipping import clip_flat, clip_tensors
 from leakbench.contracts import Context, Defense, Gradients, NoiseConvention, Observer, Setting
 from leakbench.defenses.adaclip import AdaClip, Moments
 from leakbench.defenses.dp_baseline import DPBaseline
-from leakbench.defenses.dp_dyn_s_sigma import DPDynSSigma
+from leakbench.defenses.dp_dyn import DPDynSSigma
 from leakbench.defenses.none import NoDefense
 from leakbench.defenses.quantile_clip import Bounds, QuantileClip
 from leakbench.errors import LeakbenchError

@@ -1,0 +1,241 @@
+"""Defenses that clip every example's gradient and add Gaussian noise, in their variants.
+
+Clipping bound and noise scale are fixed or decay, and the sensitivity S that the noise is scaled to
+is the bound or the largest norm found. Plugins combine the classes below, as Table I of TIFS does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakbench.clipping import add_noise, check_parameters, clip_tensors, gaussian_guarantee
+from leakbench.contracts import (
+    Context,
+    Defense,
+    Gradients,
+    Guarantee,
+    NoiseConvention,
+    Observer,
+    Setting,
+    State,
+    Weights,
+)
+from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.privacy.events import PrivacyEvent
+from leakbench.schedules import TIFS, Kind, check_ends, decayed
+
+
+# No slots here: two classes of a combination could not both have them.
+@dataclass(frozen=True, kw_only=True)
+class ExampleGaussian(Defense):
+    """Bound C and noise scale sigma are fixed, S = C.
+
+    on_examples: every tensor of every example's gradient to L2 norm <= C; then, by convention
+    `per_example`, N(0, (sigma C)^2) on each example. on_batch: the noise of the other two
+    conventions. Guarantee: instance-level Gaussian mechanism with sensitivity sqrt(M) C (M tensors
+    clipped apart), not the C the papers charge. Before noise zero gradients stay zero, nan makes
+    the example's tensor nan, and inf makes it nan and zeros.
+
+    Args:
+        clip: C. noise_multiplier: sigma; the papers' "noise variance" sigma C is a std.
+        convention: where the noise enters.
+
+    Raises:
+        LeakbenchError: clip <= 0, noise_multiplier < 0, or one of them not finite.
+    """
+
+    clip: float = 4.0
+    noise_multiplier: float = 6.0
+    convention: NoiseConvention = "per_example"
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
+
+    def clip_at(self, round: int, total: int) -> float:
+        """C_t in 0-based round t of `total`."""
+        return self.clip
+
+    def noise_multiplier_at(self, round: int, total: int) -> float:
+        """sigma_t in 0-based round t of `total`."""
+        return self.noise_multiplier
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        clipped = clip_tensors(gradients, self.clip_at(context.round, context.total))
+        return add_noise(clipped, context, self.convention, "examples", self._std(context)), state
+
+    def on_batch(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        return add_noise(gradients, context, self.convention, "batch", self._std(context)), state
+
+    def _std(self, context: Context) -> float:
+        t, total = context.round, context.total
+        return self.noise_multiplier_at(t, total) * self.clip_at(t, total)
+
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        return gaussian_guarantee(
+            observer,
+            self.convention,
+            clip=self.clip_at(setting.round, setting.rounds),
+            noise_multiplier=self.noise_multiplier_at(setting.round, setting.rounds),
+            tensors=len(weights),
+            batch_size=setting.batch_size,
+        )
+
+    def noise_std(
+        self, weights: Weights, state: State, context: Context
+    ) -> Mapping[str, float] | None:
+        visible = self.convention == "per_example"
+        return dict.fromkeys(weights, self._std(context) if visible else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestNorm(ExampleGaussian):
+    """S is the largest norm of a clipped tensor over examples and tensors of the batch (l2-max).
+
+    Every client finds its own S, in every local step; the state keeps it for `on_batch`. Guarantee:
+    none for anyone. S is computed from the private batch and sets the noise, so the noise itself
+    tells of the data: an all-zero batch gets none at all. inf or nan anywhere makes S nan and with
+    it every noisy coordinate of that client; padding does not count.
+    """
+
+    def init(self, weights: Weights) -> Tensor:
+        """S of the last batch; 0 before the first."""
+        return torch.zeros_like(next(iter(weights.values())).flatten()[0])
+
+    def merge(self, state: Tensor) -> Tensor:
+        """Nothing outlives a round."""
+        return state.new_zeros(())
+
+    def on_examples(
+        self, gradients: Gradients, state: Tensor, context: Context
+    ) -> tuple[Gradients, Tensor]:
+        clipped = clip_tensors(gradients, self.clip_at(context.round, context.total))
+        norms = torch.stack(list(clipped.norms().values()))
+        if clipped.mask is not None:
+            norms = torch.where(clipped.mask, norms, 0.0)
+        largest = norms.amax(dim=(0, -1))  # one a client
+        std = self.std_of(largest, context)[..., None]
+        return add_noise(clipped, context, self.convention, "examples", std), largest
+
+    def on_batch(
+        self, gradients: Gradients, state: Tensor, context: Context
+    ) -> tuple[Gradients, Tensor]:
+        std = self.std_of(state, context)
+        return add_noise(gradients, context, self.convention, "batch", std), state
+
+    def std_of(self, largest: Tensor, context: Context) -> Tensor:
+        """sigma_t S from S (clients,)."""
+        return self.noise_multiplier_at(context.round, context.total) * largest
+
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        reason = "the noise scale is computed from the private gradients (l2-max)"
+        return Guarantee(level="none", reason=reason)
+
+    def noise_std(
+        self, weights: Weights, state: Tensor, context: Context
+    ) -> Mapping[str, float] | None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decaying(ExampleGaussian):
+    """What follows a schedule over the planned rounds; base of the two below.
+
+    The guarantee is that of the round observed, and says so. decay: one of `policies`, a name in the
+    paper -> the curve in `leakbench.schedules`.
+    """
+
+    policies: ClassVar[Mapping[str, Kind]] = TIFS
+    decay: str = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay not in self.policies:
+            raise unknown_name("decay", self.decay, self.policies, self.name)
+
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        promise = super().guarantee(observer, weights, setting)
+        if promise.level == "none":
+            return promise
+        said = f"sensitivity and noise are those of round {setting.round}"
+        return replace(promise, assumptions=(*promise.assumptions, said))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingClip(Decaying):
+    """C falls from `clip` to `clip_end`; sensitivity and noise fall together, their ratio stays.
+
+    Raises:
+        LeakbenchError: an end that is not positive and finite, or an unknown decay.
+    """
+
+    clip_end: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.clip_end < math.inf:
+            text = f"clip_end must be positive and finite, got {self.clip_end}"
+            raise LeakbenchError(f"{self.name}: {text}")
+
+    def clip_at(self, round: int, total: int) -> float:
+        kind = self.policies[self.decay]
+        return decayed(kind, self.clip, self.clip_end, round=round, total=total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingNoise(Decaying):
+    """sigma falls from `noise_multiplier` to `noise_multiplier_end`: later rounds cost more.
+
+    Raises:
+        LeakbenchError: an end that is negative or not finite, an unknown decay, or an exponential
+            one to 0.
+    """
+
+    noise_multiplier_end: float = 4.85
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first, last = self.noise_multiplier, self.noise_multiplier_end
+        if not 0 <= last < math.inf:
+            text = f"noise_multiplier_end must be >= 0 and finite, got {last}"
+            raise LeakbenchError(f"{self.name}: {text}")
+        check_ends(f"{self.name}: noise_multiplier", self.policies[self.decay], first, last)
+
+    def noise_multiplier_at(self, round: int, total: int) -> float:
+        first, last = self.noise_multiplier, self.noise_multiplier_end
+        return decayed(self.policies[self.decay], first, last, round=round, total=total)
+
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        promise = super().guarantee(observer, weights, setting)
+        if promise.level == "none":
+            return promise
+        first, last = self.noise_multiplier, self.noise_multiplier_end
+        said = f"the noise multiplier goes from {first} to {last}: rounds differ in their promise"
+        return replace(promise, assumptions=(*promise.assumptions, said))
+
+    def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
+        """One event a distinct sigma_t, in the order of training; sensitivity of the first round.
+
+        () if the first round has no noise.
+        """
+        equal = super().events(weights, replace(setting, round=0))
+        rounds = Counter(self.noise_multiplier_at(t, setting.rounds) for t in range(setting.rounds))
+        return tuple(
+            replace(
+                event,
+                noise_multiplier=event.noise_multiplier * (sigma / self.noise_multiplier),
+                steps=count * setting.local_steps,
+            )
+            for event in equal
+            for sigma, count in rounds.items()
+        )
