@@ -518,8 +518,8 @@ class Setting:
 
     batch_size: B, examples a local step (the expected number under Poisson sampling). local_steps:
     L. clients: Kt that take part in a round, whose updates are averaged with equal weights, of
-    all_clients: N. examples: of one client. rounds: T. sampling: of what is sampled, the examples
-    of the only client or the clients.
+    all_clients: N. examples: of one client. rounds: T; round: 0-based, of the observation.
+    sampling: of what is sampled, the examples of the only client or the clients.
     """
 
     batch_size: int
@@ -528,6 +528,7 @@ class Setting:
     all_clients: int = 1
     examples: int | None = None
     rounds: int = 1
+    round: int = 0
     sampling: Sampling = "fixed_size"
 
     @property
@@ -667,8 +668,18 @@ class Defense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A defense in the public state a leak was made in: all an adaptive attacker knows of it."""
+    """A defense in the public state a leak was made in: all an adaptive attacker knows of it.
+
+    later: state and context of the second and further looks, where those are not the first's.
+    """
 
     defense: Defense
     state: State = field(default=None)
     context: Context = field(default_factory=Context)
+    later: tuple[tuple[State, Context], ...] = ()
+
+    def of(self, observation: int) -> tuple[State, Context]:
+        """State and context of a look."""
+        if observation and self.later:
+            return self.later[observation - 1]
+        return self.state, self.context

@@ -2,8 +2,8 @@
 
 Central training (DP-SGD) is one client that takes one local step a round. Clients of a round are
 computed together, their weights stacked; which client takes part, which examples a step uses and
-what noise is added come from streams named by round and client, so the memory bounds below change
-no result.
+what noise is added come from streams named by round and client, so bounds on memory change results
+by rounding only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from leakbench.contracts import (
 )
 from leakbench.data import partitions
 from leakbench.data.datasets import as_unit
-from leakbench.errors import LeakbenchError
+from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.privacy.events import Sampling
 from leakbench.streams import generator
 from leakbench.training import Batch, run_round
@@ -48,13 +48,17 @@ class Schedule:
         examples_a_client: of each client, the first so many of his share; None: all.
         sampling: of the clients, or of the examples of a single one. "fixed_size": Kt clients (B
             examples) without replacement; "poisson": each by an own coin, Kt (B) of them
-            expected, and sums are divided by that. A client of several goes through his examples
-            in a random order of his own, anew in every round, and again when they are used up.
+            expected, and sums are divided by that. Otherwise a client goes through his examples in
+            a random order of his own, anew in every round, and again when they are used up; no
+            batch has an example twice.
         aggregation: "fed_sgd" averages the updates dW of a round with equal weights,
             "fed_averaging" the clients' weights by their numbers of examples (McMahan et al.
             2017); with equal numbers they are the same. Poisson sampling needs "fed_sgd".
         partition: "iid", "shards" (`classes_a_client` classes each) or "dirichlet"
             (`concentration`); see `data.partitions`.
+
+    Raises:
+        LeakbenchError: a number or a name that is not allowed.
     """
 
     rounds: int
@@ -71,19 +75,27 @@ class Schedule:
     concentration: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "clients", "clients_a_round", "local_steps"):
-            if getattr(self, name) < 1:
-                raise LeakbenchError(f"training: {name} must be >= 1, got {getattr(self, name)}")
+        for name in (
+            "rounds", "batch_size", "clients", "clients_a_round", "local_steps",
+            "examples_a_client",
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise LeakbenchError(f"training: {name} must be >= 1, got {value}")
         if not 0 < self.learning_rate < float("inf"):
             text = f"learning_rate must be positive and finite, got {self.learning_rate}"
             raise LeakbenchError(f"training: {text}")
+        for name, allowed in (
+            ("sampling", ("poisson", "fixed_size")),
+            ("aggregation", get_args(Aggregation)),
+            ("partition", get_args(Partition)),
+        ):
+            if (value := getattr(self, name)) not in allowed:
+                raise unknown_name(name, value, allowed, "training")
         if self.clients_a_round > self.clients:
             raise LeakbenchError(
                 f"training: {self.clients_a_round} clients a round of {self.clients}; allowed: "
                 f"1 to {self.clients}"
             )
-        if self.sampling == "none":
-            raise LeakbenchError("training: sampling 'none'; allowed: poisson, fixed_size")
         if self.sampling == "poisson" and self.aggregation == "fed_averaging":
             text = "poisson sampling divides by the expected number of clients, which is 'fed_sgd'"
             raise LeakbenchError(f"training: {text}; aggregation must not be 'fed_averaging'")
@@ -143,34 +155,48 @@ def check(
 
     Raises:
         LeakbenchError: a client with fewer examples than a batch; subsets that do not divide it;
-            gradients of single examples of a network that mixes them; public data missing.
+            a network that mixes examples where each needs its own gradient, or where batches are
+            padded; public data missing.
     """
-    fewest = min(map(len, shares))
-    if fewest < schedule.batch_size:
+    size, fewest = schedule.batch_size, min(map(len, shares))
+    if fewest < size:
+        allowed = f"batch_size up to {fewest}" if fewest else "fewer clients, or a partition by iid"
         raise LeakbenchError(
-            f"training: a client holds {fewest} examples, less than a batch of "
-            f"{schedule.batch_size}; allowed: batch_size up to {fewest}"
+            f"training: a client holds {fewest} examples, less than a batch of {size}; "
+            f"allowed: {allowed}"
         )
+    poisson = schedule.sampling == "poisson" and schedule.clients == 1
+    single = defense.granularity == "example"
     if defense.granularity == "subset":
-        size = defense.subset_size(schedule.batch_size)
-        if size < 1 or schedule.batch_size % size:
+        subset = defense.subset_size(size)
+        if subset < 1 or size % subset:
             raise LeakbenchError(
-                f"training: a batch of {schedule.batch_size} examples has no subsets of {size}; "
+                f"training: a batch of {size} examples has no subsets of {subset}; "
                 "allowed: divisors of batch_size"
             )
-        if schedule.sampling == "poisson" and 1 < size < schedule.batch_size:
+        # A number that happens to be B does not grow with the batch.
+        if poisson and subset > 1 and defense.subset_size(2 * size) != 2 * size:
             raise LeakbenchError(
-                f"defense '{defense.name}': subsets of {size} need batches of one size; "
+                f"defense '{defense.name}': subsets of {subset} need batches of one size; "
                 "allowed sampling: fixed_size"
             )
-        single = size == 1
-    else:
-        single = defense.granularity == "example"
-    if single and getattr(model, "mixes_examples", False):
-        raise LeakbenchError(
-            f"defense '{defense.name}': clips single examples, which batch normalisation mixes; "
-            "use GroupNorm, or a defense that clips batches"
-        )
+        single = subset == 1
+    if getattr(model, "mixes_examples", False):
+        if single:
+            raise LeakbenchError(
+                f"defense '{defense.name}': clips single examples, which batch normalisation "
+                "mixes; use GroupNorm, or a defense that clips batches"
+            )
+        if defense.needs_public:
+            raise LeakbenchError(
+                f"defense '{defense.name}': needs gradients of single public examples, which batch "
+                "normalisation mixes; use GroupNorm, or a defense without"
+            )
+        if poisson:
+            raise LeakbenchError(
+                "training: batch normalisation would mix in the padding of batches of unequal "
+                "size; use GroupNorm, or sampling fixed_size"
+            )
     if defense.needs_public and public is None:
         raise LeakbenchError(
             f"defense '{defense.name}': needs public examples, none are given; "
@@ -193,6 +219,7 @@ def train(
     evaluate: Callable[[Weights], float] | None = None,
     evaluate_at: Collection[int] = (),
     keep: Collection[int] = (),
+    total: int | None = None,
     chunk_size: int | None = 256,
 ) -> Trained:
     """Train `weights` for `schedule.rounds` rounds on inputs (n, *input shape), labels (n,).
@@ -205,6 +232,7 @@ def train(
         public: see `Context.public`.
         evaluate: called with the weights after the rounds in `evaluate_at` (0: before the first).
         keep: numbers of rounds after which to keep a `Point`.
+        total: planned rounds, for decays, of which `schedule.rounds` are run; None: these.
         chunk_size: per-example gradients at a time; bounds the memory.
 
     Raises:
@@ -231,7 +259,7 @@ def train(
             clients, steps = sample(shares, schedule, seed, axes, number)
             if clients:  # Poisson sampling may pick nobody: then nothing is learnt
                 context = Context(
-                    round=number, total=schedule.rounds, batch_size=schedule.batch_size,
+                    round=number, total=total or schedule.rounds, batch_size=schedule.batch_size,
                     clients=clients, noise=noise, public=public,
                 )  # fmt: skip
                 state = defense.on_round(weights, state, context)
@@ -265,7 +293,8 @@ class Step:
 
 
 def partition(labels: Tensor, schedule: Schedule, stream: torch.Generator) -> list[Tensor]:
-    """Positions of every client's examples, as the schedule says."""
+    """Positions of every client's examples, as the schedule says; on the CPU."""
+    labels = labels.cpu()
     if schedule.clients == 1:
         shares = [torch.arange(len(labels))]
     elif schedule.partition == "iid":
@@ -309,14 +338,17 @@ def sample(
             clients = tuple(drawn.sort().values.tolist())
     if not clients:
         return (), []
-    wanted = schedule.local_steps * schedule.batch_size
+    size = schedule.batch_size
     taken = torch.stack(
         [
-            _in_turn(shares[client], wanted, generator(seed, "examples", *axes, number, client))
+            _in_turn(
+                shares[client], schedule.local_steps * size, size,
+                generator(seed, "examples", *axes, number, client),
+            )
             for client in clients
         ]
-    )
-    return clients, [Step(positions=part) for part in taken.split(schedule.batch_size, dim=1)]
+    )  # fmt: skip
+    return clients, [Step(positions=part) for part in taken.split(size, dim=1)]
 
 
 def _poisson(share: Tensor, schedule: Schedule, stream: torch.Generator) -> Step:
@@ -329,19 +361,24 @@ def _poisson(share: Tensor, schedule: Schedule, stream: torch.Generator) -> Step
     return Step(positions=positions[None], mask=mask[None], expected=schedule.batch_size)
 
 
-def _in_turn(share: Tensor, wanted: int, stream: torch.Generator) -> Tensor:
-    """`wanted` examples in random order, every one before any comes again."""
-    passes = -(-wanted // len(share))
-    orders = [torch.randperm(len(share), generator=stream) for _ in range(passes)]
+def _in_turn(share: Tensor, wanted: int, size: int, stream: torch.Generator) -> Tensor:
+    """`wanted` examples in random order, every one before any comes again; never one twice in a
+    batch of `size`, which clipping bounds the weight of once."""
+    orders: list[Tensor] = []
+    for begun in range(0, wanted, len(share)):
+        order = torch.randperm(len(share), generator=stream)
+        if left := begun % size:  # examples of the batch that the last pass did not fill come late
+            late = torch.isin(order, orders[-1][-left:])
+            order = torch.cat([order[~late], order[late]])
+        orders.append(order)
     return share[torch.cat(orders)[:wanted]]
 
 
 def _batch(step: Step, inputs: Tensor, labels: Tensor, like: Tensor) -> Batch:
-    where = step.positions.to(inputs.device)
     mask = None if step.mask is None else step.mask.to(like.device)
     return Batch(
-        inputs=as_unit(inputs[where]).to(like),
-        labels=labels[where].to(like.device),
+        inputs=as_unit(inputs[step.positions.to(inputs.device)]).to(like),
+        labels=labels[step.positions.to(labels.device)].to(like.device),
         mask=mask,
         expected=step.expected,
     )

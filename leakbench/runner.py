@@ -148,21 +148,28 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         _, weights = network(cell, dataset, number)
         whole = spec | {"network": number, "weights_digest": models.digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
-    guarantee = _guarantee(cell, weights)  # depends on shapes only, the same for every network
-    mu = guarantee.mu
+    # Promises depend on shapes only: they are the same for every network.
+    guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
+    all_mu = [guarantee.mu for guarantee in guarantees]
+    known = [mu for mu in all_mu if mu is not None]
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),
         victims=victims,
         skip="",
-        ceiling_mu=None if mu is None else mu * math.sqrt(cell.observations),
-        guarantee=_describe(guarantee),
+        ceiling_mu=math.hypot(*known) if len(known) == len(all_mu) else None,
+        guarantee=_describe(guarantees[0]),
     )
 
 
-def _guarantee(cell: Cell, weights: Weights) -> Guarantee:
+def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:
     try:
-        setting = Setting(batch_size=cell.batch_size, local_steps=cell.local_steps)
+        setting = Setting(
+            batch_size=cell.batch_size,
+            local_steps=cell.steps_seen,
+            rounds=cell.iterations,
+            round=round,
+        )
         observer = observer_of(cell.leak_type, cell.leak_view)
         return build_defense(cell).guarantee(observer, weights, setting)
     except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
@@ -200,8 +207,8 @@ def chunks(
     groups: dict[str, list[PlannedCell]] = {}
     for cell in planned:
         spec = cell.cell.spec()
-        for own in ("defense", "defense_parameters"):
-            del spec[own]
+        if not cell.cell.federation:  # else the defense has made the weights
+            del spec["defense"], spec["defense_parameters"]
         groups.setdefault(canonical(spec), []).append(cell)
     made = []
     for cells in groups.values():

@@ -71,8 +71,9 @@ def simulator(
             order.append(chosen)
             chosen = with_copies(chosen)  # no hook's result depends on how many there are
             replay = replays[number]
+            state, known = replay.of(observation)
             context = replace(
-                replay.context,
+                known,
                 noise=None,
                 batch_size=inputs.shape[1] // steps,
                 clients=tuple(range(len(chosen))),
@@ -80,8 +81,9 @@ def simulator(
             )
             if example_view:
                 shown = gradients if alone else gradients.select(chosen)
-                if protects_examples(replay.defense, context.batch_size):
-                    shown, _ = replay.defense.on_examples(shown, replay.state, context)
+                # In the batch the victim was in, which his dummy example stands alone for.
+                if protects_examples(replay.defense, known.batch_size):
+                    shown, _ = replay.defense.on_examples(shown, state, context)
                 shown = shown.mean("example")
             else:
                 batches = [
@@ -93,7 +95,7 @@ def simulator(
                     )
                 ]
                 tapped = run_round(
-                    model, seen.weights, batches, replay.defense, replay.state, context,
+                    model, seen.weights, batches, replay.defense, state, context,
                     learning_rate=rate, point=point, stop_at_tap=True,
                 ).tapped  # fmt: skip
                 assert tapped is not None

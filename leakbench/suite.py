@@ -57,10 +57,11 @@ class ModelTable(_Table):
 
 
 class TrainingTable(_Table):
-    """[training] batch_size a data set; iterations planned (for decays).
+    """[training] batch_size a data set; iterations planned, of federated training rounds.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
-    `batch_size` examples of its own.
+    `batch_size` examples of its own. The other keys are those of `federated.Schedule`; they count
+    where the network is trained: in [utility], and before a leak later than the first.
     """
 
     mode: Literal["central", "federated"] = "central"
@@ -68,19 +69,46 @@ class TrainingTable(_Table):
     iterations: Positive = 1
     local_steps: Positive = 1
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    clients: Positive = 1
+    clients_a_round: Positive = 1
+    examples_a_client: dict[str, Positive] = {}
+    sampling: Literal["fixed_size", "poisson"] = "fixed_size"
+    aggregation: Literal["fed_sgd", "fed_averaging"] = "fed_sgd"
+    partition: Literal["iid", "shards", "dirichlet"] = "iid"
+    classes_a_client: Positive = 2
+    concentration: Annotated[float, Field(gt=0)] = 0.5
+
+    def schedule(self, dataset: str) -> dict[str, Any]:
+        """Arguments of `federated.Schedule` for a data set."""
+        own = ("mode", "iterations", "batch_size", "examples_a_client")
+        return self.model_dump(exclude=set(own)) | {
+            "rounds": self.iterations,
+            "batch_size": self.batch_size[dataset],
+            "examples_a_client": self.examples_a_client.get(dataset),
+        }
 
 
 class LeakTable(_Table):
-    """[leak] where the gradient is read, in the first round or iteration.
+    """[leak] where and when the gradient is read.
 
-    type, view: see `contracts.LeakPoint`. observations: looks at the same victims and weights, the
-    noise drawn anew each time.
+    type, view: see `contracts.LeakPoint`. at: the round (in central training: iteration) of the
+    first look; later than the first, the network is trained with the defense until then.
+    observations: looks at the same victims; over "noise": in the same round, the noise drawn anew
+    each time; over "rounds": one in each of so many rounds, in which training goes on.
     """
 
     type: Literal[0, 1, 2] = 2
-    view: Literal["example", "batch"] | None = None
-    at: Literal["first"] = "first"
+    view: Literal["example", "batch", "raw"] | None = None
+    at: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] = "first"
     observations: Positive = 1
+    over: Literal["noise", "rounds"] = "noise"
+
+    def rounds(self, iterations: int) -> list[int]:
+        """Rounds of the looks, 0-based, in a training of so many."""
+        named = {"first": 0, "middle": iterations // 2, "last": iterations - 1}
+        first = named[self.at] if isinstance(self.at, str) else self.at
+        step = 1 if self.over == "rounds" else 0
+        return [first + step * look for look in range(self.observations)]
 
 
 class AttackTable(_Table):
@@ -138,15 +166,19 @@ class RuleTable(_Table):
 
 
 class PrintedTable(_Table):
-    """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root."""
+    """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root.
+
+    succeeds: where the paper says of one example whether the attack succeeded, and no rate.
+    """
 
     dataset: str
     defense: str
     variant: str = ""
-    asr: str
+    asr: str | None = None
+    succeeds: Literal["Y", "N"] | None = None
     mse: str | None = None
     rmse: str | None = None
-    attack_iterations: str
+    attack_iterations: str | None = None
 
     @property
     def row(self) -> str:
@@ -154,9 +186,37 @@ class PrintedTable(_Table):
         return row_name(self.variant, self.defense)
 
     @property
-    def distance(self) -> tuple[str, str]:
-        """Which distance is printed, "mse" or "rmse", and the number."""
-        return ("mse", self.mse) if self.mse is not None else ("rmse", str(self.rmse))
+    def distance(self) -> tuple[str, str] | None:
+        """Which distance is printed, "mse" or "rmse", and the number; None where none is."""
+        for kind, text in (("mse", self.mse), ("rmse", self.rmse)):
+            if text is not None:
+                return kind, text
+        return None
+
+
+class UtilityTable(_Table):
+    """[utility] what training with each defense costs: accuracy, epsilon, time.
+
+    model, training: of these trainings; those of the suite where not given. They use the whole
+    data set where there is a data root, else the embedded sample. evaluations: points of the
+    accuracy curve after the start. delta: at which epsilon is stated. datasets, defenses: those
+    of the suite to train; all by default.
+    """
+
+    model: ModelTable | None = None
+    training: TrainingTable | None = None
+    evaluations: Positive = 4
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    defenses: Annotated[list[str], Field(min_length=1)] | None = None
+
+
+class PrintedUtilityTable(_Table):
+    """[[printed_utility]] the accuracy a paper prints for a defense, as printed."""
+
+    dataset: str
+    defense: str
+    accuracy: str
 
 
 class NoteTable(_Table):
@@ -182,6 +242,13 @@ class GalleryTable(_Table):
         return row_name(self.variant, self.defense)
 
 
+class UtilityProfileTable(_Table):
+    """[profiles.*.utility] networks to train, 0 for none, and rounds in place of the suite's."""
+
+    networks: Annotated[int, Field(ge=0)] = 1
+    iterations: Positive | None = None
+
+
 class ProfileTable(_Table):
     """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
 
@@ -193,6 +260,7 @@ class ProfileTable(_Table):
     parameters: dict[str, Scalar] = {}
     variants: dict[Identifier, dict[str, Scalar]] = {}
     snapshots: list[Annotated[int, Field(ge=1)]] = []
+    utility: UtilityProfileTable = UtilityProfileTable()
 
 
 class Suite(_Table):
@@ -215,6 +283,8 @@ class Suite(_Table):
     defenses: Annotated[list[DefenseTable], Field(min_length=1)]
     rules: Annotated[list[RuleTable], Field(min_length=1)]
     printed: list[PrintedTable] = []
+    utility: UtilityTable | None = None
+    printed_utility: list[PrintedUtilityTable] = []
     notes: list[NoteTable] = []
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
@@ -231,7 +301,8 @@ class Cell:
     """One cell of the table with every parameter spelled out.
 
     `rules` and both `parameters` are complete (after defaults), so that `spec()` says all that
-    decides a result but the data, the weights and the code.
+    decides a result but the data, the weights and the code. `rounds` are those of the looks;
+    `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
     """
 
     dataset: str
@@ -242,9 +313,10 @@ class Cell:
     iterations: int
     local_steps: int
     learning_rate: float
+    federation: Mapping[str, Any]
     leak_type: Literal[0, 1, 2]
-    leak_view: Literal["example", "batch"]
-    observations: int
+    leak_view: Literal["example", "batch", "raw"]
+    rounds: tuple[int, ...]
     variant: str
     defense_id: str
     label: str
@@ -270,16 +342,30 @@ class Cell:
         return self.leak_type == 2 and self.leak_view == "example"
 
     @property
+    def observations(self) -> int:
+        """Looks at the same victims."""
+        return len(self.rounds)
+
+    @property
+    def steps_seen(self) -> int:
+        """Local steps behind one observed gradient; type 2 is read in the first."""
+        return 1 if self.leak_type == 2 else self.local_steps
+
+    @property
     def images_a_gradient(self) -> int:
         """Images behind one observed gradient, which are reconstructed and judged together."""
-        return 1 if self.example_view else self.batch_size * self.local_steps
+        return 1 if self.example_view else self.batch_size * self.steps_seen
 
     @property
     def leak(self) -> str:
         """Where it is read, in words."""
         place = f"type2/{self.leak_view}" if self.leak_type == 2 else f"type{self.leak_type}"
-        looks = f" x{self.observations}" if self.observations > 1 else ""
-        return f"{place}@first{looks}"
+        raw = " raw" if self.leak_view == "raw" else ""
+        first, last = self.rounds[0], self.rounds[-1]
+        when = "first" if first == 0 else f"round {first} of {self.iterations}"
+        over = ", a round each" if last > first else ""
+        looks = f" x{self.observations}{over}" if self.observations > 1 else ""
+        return f"{place}{raw}@{when}{looks}"
 
     @property
     def convention(self) -> str | None:
@@ -299,6 +385,43 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UtilityCell:
+    """A training with one defense, every parameter spelled out; `schedule` is complete.
+
+    evaluate_at: rounds after which the accuracy is measured.
+    """
+
+    dataset: str
+    model: str
+    weights: str
+    pretraining: Mapping[str, Any] | None
+    schedule: Mapping[str, Any]
+    evaluate_at: tuple[int, ...]
+    delta: float
+    defense_id: str
+    label: str
+    defense: str
+    defense_parameters: Mapping[str, Scalar]
+    seed: int
+    dtype: str
+
+    @property
+    def row(self) -> str:
+        """Row of the table of costs it stands in."""
+        return self.defense_id
+
+    def spec(self) -> dict[str, Any]:
+        """JSON-able description for identity; the row's names do not change a result."""
+        spec = dataclasses.asdict(self)
+        for name in ("defense_id", "label"):
+            del spec[name]
+        return {"kind": "utility", **spec}
+
+    def __str__(self) -> str:
+        return f"{self.dataset}/{self.row}/utility"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A suite resolved for one profile; `asked` are the arguments that made it."""
 
@@ -310,6 +433,9 @@ class Plan:
     victims: int
     cells: tuple[Cell, ...]
     printed: Mapping[tuple[str, str], PrintedTable]
+    utility: tuple[UtilityCell, ...]
+    utility_networks: int
+    printed_utility: Mapping[tuple[str, str], PrintedUtilityTable]
     asked: Mapping[str, Any]
 
 
@@ -369,6 +495,9 @@ def resolve(
         victims=chosen.victims,
         cells=cells,
         printed=_printed(published, parsed, profile, file, cells),
+        utility=_utility(parsed, chosen, file, defense),
+        utility_networks=chosen.utility.networks,
+        printed_utility=_printed_utility(published, parsed, profile, file, defense),
         asked={
             "suite": suite if suite in names() else str(Path(suite).absolute()),
             "profile": profile,
@@ -496,17 +625,36 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         ("variants.label", [variant.label for variant in suite.variants]),
         ("rules.name", [rule.name for rule in suite.rules]),
         ("printed", [f"{printed.dataset}/{printed.row}" for printed in suite.printed]),
+        ("printed_utility", [f"{p.dataset}/{p.defense}" for p in suite.printed_utility]),
     )
     for what, found in once:
         if twice := {name for name in found if found.count(name) > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
     datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
     variants = [variant.id for variant in suite.variants] or [""]
-    trainings = [suite.training, *(v.training for v in suite.variants if v.training)]
+    utility, priced = suite.utility or UtilityTable(), suite.printed_utility
+    trainings = [
+        suite.training,
+        *(v.training for v in suite.variants if v.training),
+        *([utility.training] if utility.training else []),
+    ]
     # Without a [gallery] of its own a suite shows the first row that has a result.
     gallery = [suite.gallery] if "gallery" in suite.model_fields_set else []
     places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
         *(("training.batch_size", list(t.batch_size), datasets, "data set") for t in trainings),
+        *(
+            ("training.examples_a_client", list(t.examples_a_client), datasets, "data set")
+            for t in trainings
+        ),
+        ("utility.datasets", utility.datasets, datasets, "data set"),
+        ("utility.defenses", utility.defenses, ids, "row"),
+        (
+            "printed_utility.dataset",
+            [p.dataset for p in suite.printed_utility],
+            datasets,
+            "data set",
+        ),
+        ("printed_utility.defense", [p.defense for p in priced], ids, "row"),
         ("gallery.variant", [g.variant for g in gallery], variants, "variant"),
         ("gallery.defense", [g.defense for g in gallery], ids, "row"),
         ("gallery.knowledge", [g.knowledge for g in gallery], list(suite.knowledge), "knowledge"),
@@ -533,15 +681,25 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
             if name not in allowed:
                 raise unknown_name(kind, name, allowed, f"{file}, key {key}")
     for printed in suite.printed:
-        if (printed.mse is None) == (printed.rmse is None):
-            raise LeakbenchError(f"{file}, key printed: give mse or rmse, not both or none")
-        for key in ("asr", printed.distance[0], "attack_iterations"):
-            text = getattr(printed, key)
-            if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-                raise LeakbenchError(f"{file}, key printed.{key}: {text!r} is not a number")
-        if float(printed.asr) > 1:
-            text = f"a rate must be 0 to 1, got '{printed.asr}'"
-            raise LeakbenchError(f"{file}, key printed.asr: {text}")
+        if printed.mse is not None and printed.rmse is not None:
+            raise LeakbenchError(f"{file}, key printed: give mse or rmse, not both")
+        if (printed.asr is None) == (printed.succeeds is None):
+            text = "give asr or succeeds, not both or none"
+            raise LeakbenchError(f"{file}, key printed: {text}")
+        for key in ("asr", "mse", "rmse", "attack_iterations"):
+            _check_number(getattr(printed, key), f"{file}, key printed.{key}", share=key == "asr")
+    for accuracy in (printed.accuracy for printed in suite.printed_utility):
+        _check_number(accuracy, f"{file}, key printed_utility.accuracy", share=True)
+
+
+def _check_number(text: str | None, where: str, *, share: bool) -> None:
+    """A printed number, if there is one."""
+    if text is None:
+        return
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        raise LeakbenchError(f"{where}: {text!r} is not a number")
+    if share and float(text) > 1:
+        raise LeakbenchError(f"{where}: a rate must be 0 to 1, got '{text}'")
 
 
 def _yield_to(document: dict[str, Any], setting: str, file: str) -> None:
@@ -638,6 +796,11 @@ class _Variant:
     attack: AttackTable
     parameters: Mapping[Knowledge, Mapping[str, Scalar]]
 
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds of the looks."""
+        return self.leak.rounds(self.training.iterations)
+
 
 def _cells(
     suite: Suite, profile: ProfileTable, file: str, attack: str | None, defense: str | None
@@ -673,9 +836,12 @@ def _cells(
                             iterations=variant.training.iterations,
                             local_steps=variant.training.local_steps,
                             learning_rate=variant.training.learning_rate,
+                            federation=(
+                                variant.training.schedule(dataset) if any(variant.rounds) else {}
+                            ),
                             leak_type=variant.leak.type,
                             leak_view=variant.leak.view or "example",
-                            observations=variant.leak.observations,
+                            rounds=tuple(variant.rounds),
                             variant=variant.id,
                             defense_id=row.id,
                             label=label or row.label,
@@ -826,17 +992,26 @@ def _check_variant(
     datasets: Sequence[str],
 ) -> None:
     """What the tables of a variant demand of each other."""
+    _check_training(where, training)
+    if training.mode == "central" and leak.type != 2:
+        text = "central training leaks type 2 in its one local step; set training.mode = "
+        raise LeakbenchError(f'{where}, key leak.type: {text}"federated"')
+    if leak.view is not None and (leak.type, leak.view) not in _VIEWS:
+        text = f"type {leak.type} has no view '{leak.view}'"
+        allowed = 'type 2 has "example" and "batch", type 0 has "raw"'
+        raise LeakbenchError(f"{where}, key leak.view: {text}; {allowed}")
+    if (last := leak.rounds(training.iterations)[-1]) >= training.iterations:
+        text = f"a look in round {last}, rounds are 0 to {training.iterations - 1}"
+        raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
+    _check_model(where, model, training, datasets)
+
+
+def _check_model(
+    where: str, model: ModelTable, training: TrainingTable, datasets: Sequence[str]
+) -> None:
+    """A known network that takes the data, and a batch size for each data set."""
     if model.name not in MODELS:
         raise unknown_name("model", model.name, MODELS, f"{where}, key model.name")
-    if training.mode == "central" and (leak.type != 2 or training.local_steps > 1):
-        key = "leak.type" if leak.type != 2 else "training.local_steps"
-        text = "central training leaks type 2 in its one local step; set training.mode = "
-        raise LeakbenchError(f'{where}, key {key}: {text}"federated"')
-    if leak.type == 2 and training.local_steps > 1:
-        text = "type 2 is read inside the first local step; for type 2, local_steps must be 1"
-        raise LeakbenchError(f"{where}, key training.local_steps: {text}")
-    if leak.type != 2 and leak.view is not None:
-        raise LeakbenchError(f"{where}, key leak.view: only type 2 has a view")
     for name in datasets:
         if model.name in IMAGE_MODELS and len(look_up(name).input_shape) != 3:
             text = f"'{model.name}' takes images, '{name}' has none; allowed for it: "
@@ -844,6 +1019,88 @@ def _check_variant(
             raise LeakbenchError(f"{where}, key model.name: {text}{others}")
         if name not in training.batch_size:
             raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
+
+
+_VIEWS = {(2, "example"), (2, "batch"), (0, "raw")}
+
+
+def _check_training(where: str, training: TrainingTable) -> None:
+    """What the keys of a training demand of each other."""
+    from leakbench.federated import Schedule  # brings torch, which no reading of a file needs
+
+    for key in ("local_steps", "clients"):
+        if training.mode == "central" and getattr(training, key) > 1:
+            text = "central training is one client with one local step; set training.mode = "
+            raise LeakbenchError(f'{where}, key training.{key}: {text}"federated"')
+    for dataset in training.batch_size:
+        try:
+            Schedule(**training.schedule(dataset))
+        except LeakbenchError as error:
+            raise LeakbenchError(f"{where}, key training: {error}") from None
+
+
+def _utility(
+    suite: Suite, profile: ProfileTable, file: str, defense: str | None
+) -> tuple[UtilityCell, ...]:
+    """The trainings of a suite, one for each of its defenses and data sets."""
+    table = suite.utility
+    if table is None or not profile.utility.networks:
+        return ()
+    model, training = table.model or suite.model, table.training or suite.training
+    if profile.utility.iterations is not None:
+        training = training.model_copy(update={"iterations": profile.utility.iterations})
+    where = f"{file}, utility"
+    datasets = [name for name in suite.datasets if name in (table.datasets or suite.datasets)]
+    _check_training(where, training)
+    _check_model(where, model, training, datasets)
+    points = {round(training.iterations * i / table.evaluations) for i in range(table.evaluations)}
+    cells = []
+    for dataset in datasets:
+        for row, full in _rows(suite, file, defense):
+            if table.defenses is not None and row.id not in table.defenses:
+                continue
+            if row.datasets is not None and dataset not in row.datasets:
+                continue
+            cells.append(
+                UtilityCell(
+                    dataset=dataset,
+                    model=model.name,
+                    weights=model.weights,
+                    pretraining=model.pretraining.model_dump() if model.pretraining else None,
+                    schedule=training.schedule(dataset),
+                    evaluate_at=tuple(sorted(points | {training.iterations})),
+                    delta=table.delta,
+                    defense_id=row.id,
+                    label=row.label,
+                    defense=row.name,
+                    defense_parameters=full,
+                    seed=suite.seed,
+                    dtype=suite.dtype,
+                )
+            )
+    return tuple(cells)
+
+
+def _printed_utility(
+    published: Suite, parsed: Suite, profile: str, file: str, defense: str | None
+) -> dict[tuple[str, str], PrintedUtilityTable]:
+    """Printed accuracies of the trainings that run as the suite file has them, rounds apart."""
+    if profile not in published.profiles:
+        return {}
+
+    def compared(suite: Suite, row: str | None) -> dict[tuple[str, str], str]:
+        found = {}
+        for cell in _utility(suite, suite.profiles[profile], file, row):
+            spec = cell.spec()
+            del spec["seed"], spec["dtype"], spec["evaluate_at"], spec["delta"]
+            spec["schedule"] = {k: v for k, v in cell.schedule.items() if k != "rounds"}
+            found[cell.dataset, cell.row] = canonical(spec)
+        return found
+
+    known = compared(published, None)
+    running = compared(parsed, defense)
+    printed = {(p.dataset, p.defense): p for p in published.printed_utility}
+    return {k: p for k, p in printed.items() if k in running and running[k] == known.get(k)}
 
 
 def _check_distinct(cells: Sequence[Cell], file: str) -> None:

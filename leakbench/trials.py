@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -26,17 +26,20 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
+    Granularity,
     Leak,
     LeakPoint,
     Model,
     Observation,
     Reconstruction,
     Replay,
+    State,
     Weights,
     concatenate,
 )
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
+from leakbench.federated import Point, Schedule, train
 from leakbench.judging import (
     Observer,
     Victims,
@@ -52,8 +55,8 @@ from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
-from leakbench.suite import Cell, canonical
-from leakbench.training import Batch, capture
+from leakbench.suite import Cell, UtilityCell, canonical
+from leakbench.training import Batch, capture, public_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,15 @@ class Attacked:
     accuracy: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """When a gradient is read: the round, its weights, and the defense's state in it."""
+
+    round: int
+    weights: Weights
+    state: State
+
+
 _ATTACKED: dict[tuple[int, str], Attacked] = {}
 """Networks of this process by data set and recipe: pretraining takes seconds to minutes."""
 
@@ -134,7 +146,50 @@ def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     return _ATTACKED[key]
 
 
-def build_defense(cell: Cell) -> Defense:
+def looks(
+    cell: Cell, dataset: Dataset, attacked: Attacked, defense: Defense, number: int
+) -> list[Look]:
+    """The cell's looks at its victims: in the first round, or after training with the defense.
+
+    The network is trained on the training examples of the embedded sample or index list, which
+    are the same with and without a data root; the victims are among them.
+    """
+    weights, dtype = dict(attacked.weights), getattr(torch, cell.dtype)
+    public = public_gradients(attacked.model, dataset.public.to(dtype), dataset.public_labels)
+    points = {0: Point(rounds=0, weights=weights, state=defense.init(_copies(weights)))}
+    if any(cell.rounds):
+        recipe = (
+            cell.model, cell.weights, cell.pretraining, cell.federation, cell.iterations,
+            cell.rounds, cell.defense, dict(cell.defense_parameters), cell.seed, cell.dtype,
+            number, str(next(iter(weights.values())).device),
+        )  # fmt: skip
+        key = (id(dataset), canonical(recipe))
+        if key not in _POINTS:
+            schedule = Schedule(**{**cell.federation, "rounds": cell.rounds[-1]})
+            _POINTS[key] = train(
+                attacked.model, weights, dataset.train, dataset.train_labels, defense, schedule,
+                total=cell.iterations, seed=cell.seed, axes=(cell.dataset, number), public=public,
+                noise=NoiseStreams(cell.seed, ("training", cell.dataset, number)),
+                keep=set(cell.rounds),
+            ).points  # fmt: skip
+        points = dict(_POINTS[key])
+    found = []
+    for round in cell.rounds:
+        point = points[round]
+        context = Context(
+            round=round, total=cell.iterations, batch_size=cell.batch_size, public=public
+        )
+        with torch.no_grad():
+            state = defense.on_round(_copies(point.weights), point.state, context)
+        found.append(Look(round=round, weights=point.weights, state=state))
+    return found
+
+
+_POINTS: dict[tuple[int, str], Mapping[int, Point]] = {}
+"""Trained weights of this process by cell and network, as `_ATTACKED`."""
+
+
+def build_defense(cell: Cell | UtilityCell) -> Defense:
     """The cell's defense with all its parameters."""
     kind = registry.load("defenses", cell.defense)
     return cast(Defense, kind(**cell.defense_parameters))
@@ -167,9 +222,9 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     """
     first = chunk.cells[0]
     dataset = load(first.dataset, chunk.root)
-    attacked = attacked_network(first, dataset, chunk.network)
     device, dtype = torch.device(chunk.device), getattr(torch, first.dtype)
-    weights = {k: v.to(device) for k, v in attacked.weights.items()}
+    attacked = attacked_network(first, dataset, chunk.network)
+    attacked = replace(attacked, weights={k: v.to(device) for k, v in attacked.weights.items()})
     numbers = torch.tensor([number for _, number in chunk.images])
     victims = Victims(
         dataset=dataset,
@@ -178,7 +233,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         labels=dataset.candidate_labels[numbers],
         each=first.images_a_gradient,
     )
-    leak, undefended = _leak(chunk, victims, attacked.model, weights, device, dtype)
+    leak, undefended = _leak(chunk, victims, attacked, device, dtype)
     attack = build_attack(first)
     streams = VictimStreams(
         0,
@@ -219,7 +274,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     judged = _Judged(
         images=images, places=places, chunk=chunk, victims=victims, leak=leak,
         undefended=undefended, result=result, loss_true=loss_true, baselines=baselines,
-        observer=observer, accuracy=attacked.accuracy,
+        observer=observer, accuracy=_accuracy(first, attacked, leak, dataset),
     )  # fmt: skip
     records = _records(judged, rules)
     return ChunkResult(records=records, arrays=_arrays(judged, records))
@@ -229,47 +284,52 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
 
 
 def _leak(
-    chunk: Chunk,
-    victims: Victims,
-    model: Model,
-    weights: Weights,
-    device: torch.device,
-    dtype: torch.dtype,
+    chunk: Chunk, victims: Victims, attacked: Attacked, device: torch.device, dtype: torch.dtype
 ) -> tuple[Leak, Gradients]:
     """The leak of all trials in the chunk's order, and their gradients without a defense."""
-    first, dataset = chunk.cells[0], victims.dataset  # cells differ in their defense only
+    # Cells differ in their defense only; where training has changed the weights, not even in that.
+    first, dataset, model = chunk.cells[0], victims.dataset, attacked.model
     adaptive = first.knowledge == "adaptive"
     scene = _Scene(
-        cell=first, dataset=dataset, model=model, weights=weights, device=device, dtype=dtype,
+        cell=first, dataset=dataset, model=model, device=device, dtype=dtype,
         network=chunk.network,
     )  # fmt: skip
-    context = Context(total=first.iterations, batch_size=scene.batch_size)
+    at_first = Context(total=first.iterations, batch_size=scene.batch_size)
+    weights = attacked.weights
     seen: list[list[Gradients]] = [[] for _ in range(first.observations)]
     order: list[int] = []
     # A naive attacker's only replay does nothing, for all victims.
-    replays = [] if adaptive else [Replay(defense=Defense(), context=context)]
+    replays = [] if adaptive else [Replay(defense=Defense(), context=at_first)]
     replay_of = torch.zeros(len(chunk.trials), dtype=torch.int64, device=device)
     unknown = torch.full((len(chunk.trials),), math.nan, dtype=dtype, device=device)
     noise_std = {name: unknown.clone() for name in weights}
-    for number, cell in enumerate(chunk.cells):
-        rows = [row for row, (of, _) in enumerate(chunk.trials) if of == number]
-        if not rows:
-            continue
+    rows_of = [
+        (cell, [row for row, (of, _) in enumerate(chunk.trials) if of == number])
+        for number, cell in enumerate(chunk.cells)
+    ]
+    rows_of = [(cell, rows) for cell, rows in rows_of if rows]
+    for cell, rows in rows_of:
         defense = build_defense(cell)
-        for look, parts in enumerate(seen):
-            parts.append(scene.capture(defense, [chunk.trials[row][1] for row in rows], look))
+        when = looks(cell, dataset, attacked, defense, chunk.network)
+        for number_of_look, (look, parts) in enumerate(zip(when, seen, strict=True)):
+            own = [chunk.trials[row][1] for row in rows]
+            parts.append(scene.capture(defense, own, look, number_of_look))
         order.extend(rows)
         if adaptive:
             replay_of[rows] = len(replays)
-            state = defense.init(_copies(weights))
-            replays.append(Replay(defense=defense, state=state, context=context))
+            known_of = [(look.state, replace(at_first, round=look.round)) for look in when]
+            state, context = known_of[0]
+            replays.append(
+                Replay(defense=defense, state=state, context=context, later=tuple(known_of[1:]))
+            )
             known = defense.noise_std(_copies(weights), state, context)
             public = (known if cell.example_view else None) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
     observations = tuple(
-        Observation(weights=weights, gradients=concatenate(parts).select(back)) for parts in seen
+        Observation(weights=look.weights, gradients=concatenate(parts).select(back))
+        for look, parts in zip(when, seen, strict=True)
     )
     granted: dict[str, Tensor] = {}
     if "labels" in first.grants:
@@ -283,20 +343,51 @@ def _leak(
         model=model,
         observations=observations,
         simulate=simulator(
-            model, observations, replays, replay_of, scene.point,
-            local_steps=first.local_steps, learning_rate=first.learning_rate,
+            model, observations, replays, replay_of, scene.point(),
+            local_steps=first.steps_seen, learning_rate=first.learning_rate,
         ),
-        point=scene.point,
+        point=LeakPoint(type=first.leak_type, view=first.leak_view, round=first.rounds[0]),
         batch_size=first.images_a_gradient,
         input_shape=dataset.input_shape,
         input_range=dataset.input_range,
         classes=dataset.classes,
-        local_steps=first.local_steps,
-        learning_rate=None if scene.point.type == 2 else first.learning_rate,
+        local_steps=first.steps_seen,
+        learning_rate=None if first.leak_type == 2 else first.learning_rate,
         noise_std=noise_std if adaptive else None,
         **granted,
     )  # fmt: skip
-    return leak, scene.capture(Defense(), [victim for _, victim in chunk.trials], 0)
+    plain = Look(round=when[0].round, weights=when[0].weights, state=None)
+    undefended = []
+    for cell, rows in rows_of:
+        own = [chunk.trials[row][1] for row in rows]
+        undefended.append(scene.capture(_SamePath(build_defense(cell)), own, plain, 0))
+    return leak, concatenate(undefended).select(back)
+
+
+class _SamePath(Defense):
+    """Does nothing, to gradients that are computed as another defense has them: sums of examples
+    and gradients of batches differ in their last bits."""
+
+    name: ClassVar[str] = "undefended"
+
+    def __init__(self, other: Defense) -> None:
+        self._other = other
+
+    @property
+    def granularity(self) -> Granularity:  # type: ignore[override]
+        return self._other.granularity
+
+    def subset_size(self, batch_size: int) -> int:
+        return self._other.subset_size(batch_size)
+
+
+def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> float:
+    """Of the network in the first look."""
+    if not cell.rounds[0]:
+        return attacked.accuracy
+    weights = {name: value.cpu() for name, value in leak.observations[0].weights.items()}
+    public = dataset.public.to(getattr(torch, cell.dtype))
+    return accuracy(attacked.model, weights, public, dataset.public_labels)
 
 
 def _copies(weights: Weights) -> dict[str, Tensor]:
@@ -311,17 +402,15 @@ class _Scene:
     cell: Cell
     dataset: Dataset
     model: Model
-    weights: Weights
     device: torch.device
     dtype: torch.dtype
     network: int
 
     def _noise(self, look: int) -> NoiseStreams:
-        """A later look differs from the first in its noise alone: weights and round stay."""
+        """Later looks have other noise, also where weights and round stay."""
         of_look = ("look", look) if look else ()
         return NoiseStreams(self.cell.seed, (self.cell.dataset, self.network, *of_look))
 
-    @property
     def point(self) -> LeakPoint:
         return LeakPoint(type=self.cell.leak_type, view=self.cell.leak_view)
 
@@ -329,25 +418,30 @@ class _Scene:
     def batch_size(self) -> int:
         return min(self.cell.batch_size, len(self.dataset.candidates))
 
-    def capture(self, defense: Defense, victims: list[int], look: int) -> Gradients:
-        """Run the real steps behind the victims' gradients and tap them; one row a victim."""
+    def capture(self, defense: Defense, victims: list[int], look: Look, number: int) -> Gradients:
+        """Run the real steps behind the victims' gradients and tap them; one row a victim.
+
+        number: of the look among those at the same victims.
+        """
         if self.cell.example_view:
-            return self._capture_examples(defense, victims, look)
+            return self._capture_examples(defense, victims, look, number)
         # Every victim is a client with examples of his own; copies keep results independent of
         # how many there are.
         clients = with_copies(torch.tensor(victims)).tolist()
         members = torch.tensor([batch_from(self.cell, client) for client in clients])
         batches = [self._batch(step) for step in members.split(self.batch_size, dim=1)]
-        return self._run(defense, batches, clients, look).select(slice(len(victims)))
+        return self._run(defense, batches, clients, look, number).select(slice(len(victims)))
 
-    def _capture_examples(self, defense: Defense, victims: list[int], look: int) -> Gradients:
+    def _capture_examples(
+        self, defense: Defense, victims: list[int], look: Look, number: int
+    ) -> Gradients:
         total, size = len(self.dataset.candidates), self.batch_size
         homes = [batch_of(victim, size, total) for victim in victims]
         batches = sorted({batch for batch, _ in homes})
         members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
         places = [(batches.index(b), place) for b, place in homes]
         where = torch.tensor(places, device=self.device)
-        return self._run(defense, [self._batch(members)], batches, look, where)
+        return self._run(defense, [self._batch(members)], batches, look, number, where)
 
     def _batch(self, members: Tensor) -> Batch:
         return Batch(
@@ -360,19 +454,21 @@ class _Scene:
         defense: Defense,
         batches: list[Batch],
         clients: list[int],
-        look: int,
+        look: Look,
+        number: int,
         where: Tensor | None = None,
     ) -> Gradients:
         context = Context(
+            round=look.round,
             total=self.cell.iterations,
             batch_size=self.batch_size,
             clients=tuple(clients),
-            noise=self._noise(look),
+            noise=self._noise(number),
         )
+        point = replace(self.point(), round=look.round)
         return capture(
-            self.model, self.weights, batches, defense, context, self.point, where,
-            state=defense.init(_copies(self.weights)), learning_rate=self.cell.learning_rate,
-            chunk_size=PAD * 32,
+            self.model, look.weights, batches, defense, context, point, where,
+            state=look.state, learning_rate=self.cell.learning_rate, chunk_size=PAD * 32,
         )  # fmt: skip
 
 
@@ -385,7 +481,7 @@ class _Seen:
     def __init__(self, leak: Leak, dataset: Dataset) -> None:
         looks = leak.observations
         self.shared = {
-            "the weights": list(looks[0].weights.values()),
+            "the weights": [t for look in looks for t in look.weights.values()],
             "the observed gradients": [
                 t for look in looks for t in look.gradients.tensors.values()
             ],

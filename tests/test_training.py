@@ -25,7 +25,7 @@ from leakbench.contracts import (
 )
 from leakbench.defenses.adaclip import AdaClip
 from leakbench.defenses.dp_baseline import DPBaseline
-from leakbench.defenses.dp_dyn_s_sigma import DPDynSSigma
+from leakbench.defenses.dp_dyn import DPDynSSigma
 from leakbench.defenses.none import NoDefense
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.gradients import of_batch, per_example
