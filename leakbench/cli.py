@@ -20,7 +20,7 @@ from leakbench.errors import LeakbenchError, WorkerLost
 
 if TYPE_CHECKING:
     from leakbench.records import Run
-    from leakbench.runner import PlannedCell, Progress
+    from leakbench.runner import PlannedCell, PlannedTraining, Progress
     from leakbench.suite import Plan
 
 RUNS = Path("results/runs")
@@ -240,6 +240,10 @@ def validate(
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     trials = sum(cell.count for cell in planned if not cell.skip)
     print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned)}")
+    trained = runner.plan_trainings(plan, data_root(), where)
+    if networks := sum(len(each.identities) for each in trained if not each.skip):
+        rounds = trained[0].cell.schedule["rounds"]
+        print(f"{networks} trainings of {rounds} rounds each, to report accuracy, epsilon, cost")
 
 
 def _rough_time(planned: list[PlannedCell]) -> str:
@@ -282,7 +286,7 @@ def gallery(
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     store = _existing(run)
-    plan, planned = _resolved(store)
+    plan, planned, _ = _resolved(store)
     from leakbench.report import gallery as drawing
 
     path = out if out is not None else store.folder / "gallery.png"
@@ -396,7 +400,7 @@ def _existing(run: Path) -> Run:
     return Run.existing(named if os.path.exists(named) and not os.path.exists(run) else run)
 
 
-def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
+def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining]]:
     """The suite of a run as code and data are now."""
     manifest = store.manifest()
     try:
@@ -414,23 +418,25 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell]]:
     from leakbench.data.catalog import data_root
 
     planned = runner.plan_cells(plan, data_root(), device)
+    trained = runner.plan_trainings(plan, data_root(), device)
     records = store.records()
-    if records and not any(key in records for cell in planned for key in cell.trials()):
+    known = {key for each in (*planned, *trained) for key in each.trials()}
+    if records and not known & records.keys():
         commit = (manifest.get("git") or {}).get("commit") or "unknown"
         raise LeakbenchError(
             f"{store.folder}: its {len(records)} records were made by other code, data or "
             f"settings (commit {str(commit)[:12]}); `leakbench run` does them again, report.md "
             "there is of then"
         )
-    return plan, planned
+    return plan, planned, trained
 
 
 def _content(store: Run) -> dict[str, Any]:
     """The report of a run as data: what `report --format json` prints."""
-    plan, planned = _resolved(store)
+    plan, planned, trained = _resolved(store)
     from leakbench.report import cells
 
-    return cells.build(plan, planned, store.records(), store.manifest())
+    return cells.build(plan, planned, store.records(), store.manifest(), trained)
 
 
 def _render(store: Run, content: dict[str, Any], format: Format) -> str:
@@ -522,10 +528,14 @@ def _progress() -> Iterator[Any]:
 
 
 def _chunk_name(progress: Progress) -> str:
-    cell = progress.chunk.cells[0]
+    from leakbench.trials import Chunk
+
+    if not isinstance(progress.work, Chunk):
+        return f"{progress.work.cell}, network {progress.work.network}"
+    cell = progress.work.cells[0]
     variant = f"{cell.variant}: " if cell.variant else ""
     attack = f"{variant}{cell.attack} {cell.knowledge}"
-    return f"{cell.dataset}, {attack}, network {progress.chunk.network}"
+    return f"{cell.dataset}, {attack}, network {progress.work.network}"
 
 
 def main() -> None:

@@ -151,8 +151,8 @@ class LargestNorm(ExampleGaussian):
 class Decaying(ExampleGaussian):
     """What follows a schedule over the planned rounds; base of the two below.
 
-    The guarantee is that of the round observed, and says so. decay: one of `policies`, a name in the
-    paper -> the curve in `leakbench.schedules`.
+    The guarantee is that of the round observed, and says so. decay: one of `policies`, a name in
+    the paper -> the curve in `leakbench.schedules`.
     """
 
     policies: ClassVar[Mapping[str, Kind]] = TIFS

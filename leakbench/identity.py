@@ -13,19 +13,22 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-PATH_MODULES = ("leakbench.judging", "leakbench.models", "leakbench.training", "leakbench.trials")
+TRIALS = ("leakbench.judging", "leakbench.models", "leakbench.training", "leakbench.trials")
 """Modules of the machinery on every trial's path; what they import is followed."""
+
+TRAININGS = ("leakbench.utility",)
+"""The same for every training of a utility cell."""
 
 
 @cache
-def source_digest(plugins: tuple[Path, ...]) -> str:
-    """SHA-256 over the plugin files and what they or a trial import, file by file.
+def source_digest(plugins: tuple[Path, ...], modules: tuple[str, ...] = TRIALS) -> str:
+    """SHA-256 over the plugin files and what they or `modules` import, file by file.
 
     Followed are modules of leakbench and of the package a file is in, so that a plugin spread over
     several modules counts whole; other packages are not.
     """
     files = {path.resolve() for path in plugins}
-    todo = [*files, *(file for name in PATH_MODULES if (file := _file(name)))]
+    todo = [*files, *(file for name in modules if (file := _file(name)))]
     seen: set[Path] = set()
     while todo:
         path = todo.pop()

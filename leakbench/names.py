@@ -24,8 +24,8 @@ MODELS: dict[str, str] = {
     "lenet_cpl": "four sigmoid convolutions of 12 channels, one dense layer (CPL notebooks)",
     "lenet_dlg": "three sigmoid convolutions of 12 channels, one dense layer (DLG, iDLG)",
     "cnn2": "two sigmoid convolutions of 16 and 32 channels, one dense layer (TIFS section VI)",
-    "cnn2_relu": "two ReLU convolutions of 16 and 32 channels with max-pooling, one dense layer, no "
-    "biases; to train",
+    "cnn2_relu": "two ReLU convolutions of 16 and 32 channels with max-pooling, one dense layer, "
+    "no biases; to train",
     "mlp": "two hidden dense ReLU layers of 64 and 32 units, one dense head; also for tables",
 }
 """Networks by name (`models.build` makes them)."""

@@ -28,13 +28,20 @@ from leakbench.contracts import Guarantee, Setting, Weights, observer_of
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
-from leakbench.identity import source_digest
+from leakbench.identity import TRAININGS, source_digest
 from leakbench.metrics import METRICS_VERSION
 from leakbench.names import JUDGED
 from leakbench.plugin_files import one_line
-from leakbench.records import Key, Record, Run, Writer
-from leakbench.suite import Cell, Plan, canonical
+from leakbench.records import Key, Record, Run, Writer, key
+from leakbench.suite import Cell, Plan, UtilityCell, canonical
 from leakbench.trials import Chunk, ChunkResult, build_defense, failed, network, run_chunk
+from leakbench.utility import (
+    Training,
+    check_training,
+    failed_training,
+    first_weights,
+    run_training,
+)
 
 CHUNK = 128
 """Images solved together; bounds memory (L-BFGS history), never changes a result."""
@@ -73,21 +80,37 @@ class PlannedCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTraining:
+    """A utility cell with its resume keys, one a network; `skip` says why none can run."""
+
+    cell: UtilityCell
+    identities: tuple[str, ...]
+    skip: str
+
+    def trials(self) -> Iterator[Key]:
+        """Resume keys of all its trainings."""
+        return ((identity, 0) for identity in self.identities)
+
+
+Work = Chunk | Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A chunk is done: `done` of `total` trials, after `seconds`; `chunk`, its statuses, and why
-    one of its trials failed, if one did."""
+    """A piece of work is done: `done` of `total` trials and trainings, after `seconds`; its
+    statuses, and why one of its trials failed, if one did."""
 
     done: int
     total: int
     seconds: float
-    chunk: Chunk
+    work: Work
     statuses: Mapping[str, int]
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run went: trials planned, already there, run now, skipped, and in error.
+    """How a run went: trials and trainings planned, already there, run now, skipped, in error.
 
     changed: whether the folder now holds, or is asked for, something else than before.
     """
@@ -185,8 +208,43 @@ def _describe(guarantee: Guarantee) -> str:
     )
 
 
-def todo(planned: Sequence[PlannedCell], records: Mapping[Key, Record]) -> set[Key]:
-    """Trials without a judged record: new ones, and those that failed before."""
+def plan_trainings(plan: Plan, root: Path | None, device: str) -> list[PlannedTraining]:
+    """Every utility cell of the plan with its identities, checked before anything starts.
+
+    Raises:
+        LeakbenchError: a training that cannot start, see `federated.check`.
+    """
+    return [_planned_training(plan, cell, root, device) for cell in plan.utility]
+
+
+def _planned_training(
+    plan: Plan, cell: UtilityCell, root: Path | None, device: str
+) -> PlannedTraining:
+    try:
+        data = check_training(cell, root)
+    except DataMissing as error:
+        identities = tuple(f"no-data-{j}" for j in range(plan.utility_networks))
+        return PlannedTraining(cell=cell, identities=identities, skip=f"no data: {error}")
+    except LeakbenchError as error:
+        raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
+    plugin = registry.find("defenses", cell.defense).path
+    spec = cell.spec() | {
+        "data": data.checksum,
+        "source": source_digest((plugin,) if plugin else (), TRAININGS),
+        "device": torch.device(device).type,
+    }
+    identities = []
+    for number in range(plan.utility_networks):
+        digest = models.digest(first_weights(cell, number))
+        whole = spec | {"network": number, "weights_digest": digest}
+        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
+    return PlannedTraining(cell=cell, identities=tuple(identities), skip="")
+
+
+def todo(
+    planned: Sequence[PlannedCell | PlannedTraining], records: Mapping[Key, Record]
+) -> set[Key]:
+    """Trials and trainings without a judged record: new ones, and those that failed before."""
     return {
         key
         for cell in planned
@@ -236,6 +294,18 @@ def chunks(
     return sorted(made, key=_cost, reverse=True)
 
 
+def trainings(
+    planned: Sequence[PlannedTraining], left: set[Key], root: Path | None, device: str
+) -> list[Training]:
+    """Trainings left."""
+    return [
+        Training(cell=each.cell, identity=identity, network=number, root=root, device=device)
+        for each in planned
+        for number, identity in enumerate(each.identities)
+        if not each.skip and (identity, 0) in left
+    ]
+
+
 def _cost(chunk: Chunk) -> tuple[int, int]:
     cell = chunk.cells[0]
     colour = 2 if cell.dataset in ("cifar10", "lfw") else 1
@@ -258,19 +328,25 @@ def run(
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
     planned = plan_cells(plan, root, device)
+    trained = plan_trainings(plan, root, device)
     store = Run(folder)
-    everything = [key for cell in planned if not cell.skip for key in cell.trials()]
-    skipped = sum(cell.count for cell in planned if cell.skip)
+    both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
+    everything = [key for cell in both if not cell.skip for key in cell.trials()]
+    skipped = sum(len(list(cell.trials())) for cell in both if cell.skip)
     with store.writing() as writer:
         records = store.records()
-        left = todo(planned, records)
-        work = chunks(planned, left, root, device, chunk_size)
+        left = todo(both, records)
+        # A training keeps one worker busy for minutes: all of them come first.
+        work: list[Work] = [
+            *trainings(trained, left, root, device),
+            *chunks(planned, left, root, device, chunk_size),
+        ]
         interrupted, errors = False, 0
         done = len(everything) - len(left)
-        manifest = _write_manifest(writer, _manifest(plan, planned, device), bool(work))
+        manifest = _write_manifest(writer, _manifest(plan, both, device), bool(work))
         begun = time.monotonic()
         with closing(_results(work, workers)) as timed:
-            for chunk, result, seconds in timed:
+            for piece, result, seconds in timed:
                 if result is None:
                     interrupted = True
                     break
@@ -279,13 +355,13 @@ def run(
                 for record in result.records:
                     statuses[record["status"]] = statuses.get(record["status"], 0) + 1
                 errors += sum(n for status, n in statuses.items() if status not in JUDGED)
-                done += sum((chunk.identities[of], i) in left for of, i in chunk.images)
+                done += sum(key(record) in left for record in result.records)
                 report(
                     Progress(
                         done=done,
                         total=len(everything),
                         seconds=time.monotonic() - begun,
-                        chunk=chunk,
+                        work=piece,
                         statuses=statuses,
                         reason=next((r["reason"] for r in result.records if r["reason"]), ""),
                     )
@@ -318,23 +394,27 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
     lines = []
     for record in result.records:
         # Where its arrays lie depends on the chunk, so it stands with what a host decides.
-        host = {"manifest": manifest, "seconds": each, "arrays": record["arrays"]}
-        lines.append({k: v for k, v in record.items() if k != "arrays"} | {"host": host})
+        host = {"manifest": manifest, "seconds": each}
+        host |= {name: record[name] for name in _OF_HOST if name in record}
+        lines.append({k: v for k, v in record.items() if k not in _OF_HOST} | {"host": host})
     writer.append(lines)
 
 
-Timed = tuple[Chunk, "ChunkResult | None", float]
+_OF_HOST = ("arrays", "seconds_per_iteration")
+"""Fields that another machine, or another order of work, would fill otherwise."""
+
+Timed = tuple[Work, "ChunkResult | None", float]
 
 
-def _results(work: Sequence[Chunk], workers: int) -> Generator[Timed, None, None]:
-    """Chunks as they get done, in this process or by workers; None after an interrupt."""
+def _results(work: Sequence[Work], workers: int) -> Generator[Timed, None, None]:
+    """Work as it gets done, in this process or by workers; None after an interrupt."""
     if workers <= 1 or len(work) <= 1:
         torch.set_num_threads(1)
-        for chunk in work:
+        for piece in work:
             try:
-                yield _timed(chunk)
+                yield _timed(piece)
             except KeyboardInterrupt:
-                yield chunk, None, 0.0
+                yield piece, None, 0.0
                 return
         return
     # spawn: a fork of a process that has used torch's threads can hang.
@@ -342,7 +422,7 @@ def _results(work: Sequence[Chunk], workers: int) -> Generator[Timed, None, None
     pool = ProcessPoolExecutor(
         min(workers, len(work)), mp_context=context, initializer=_start_worker
     )
-    waiting: set[Future[Timed]] = {pool.submit(_timed, chunk) for chunk in work}
+    waiting: set[Future[Timed]] = {pool.submit(_timed, piece) for piece in work}
     try:
         while waiting:
             finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -377,10 +457,20 @@ def _end_with_driver() -> None:
         os._exit(1)
 
 
-def _timed(chunk: Chunk) -> Timed:
+def _timed(piece: Work) -> Timed:
     begun = time.monotonic()
-    result = _attempt(chunk)
-    return chunk, result, time.monotonic() - begun
+    result = _attempt(piece) if isinstance(piece, Chunk) else _attempt_training(piece)
+    return piece, result, time.monotonic() - begun
+
+
+def _attempt_training(task: Training) -> ChunkResult:
+    try:
+        record = run_training(task)
+    except torch.OutOfMemoryError as error:
+        record = failed_training(task, "oom", one_line(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+        record = failed_training(task, "error", one_line(error))
+    return ChunkResult(records=(record,), arrays={})
 
 
 def _attempt(chunk: Chunk) -> ChunkResult:
@@ -403,7 +493,9 @@ def _attempt(chunk: Chunk) -> ChunkResult:
     )
 
 
-def _manifest(plan: Plan, planned: Sequence[PlannedCell], device: str) -> dict[str, Any]:
+def _manifest(
+    plan: Plan, planned: Sequence[PlannedCell | PlannedTraining], device: str
+) -> dict[str, Any]:
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
         **plan.asked,
@@ -415,7 +507,7 @@ def _manifest(plan: Plan, planned: Sequence[PlannedCell], device: str) -> dict[s
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
         "git": _git(),
         "cells": len(planned),
-        "trials": sum(cell.count for cell in planned),
+        "trials": sum(len(list(cell.trials())) for cell in planned),
         "skipped": skipped,
     }
 

@@ -273,6 +273,21 @@ def rate_verdict(printed: float, interval90: Interval, tolerance: float = 0.10) 
     return _verdict(interval90, printed - tolerance - _ROUNDING, printed + tolerance + _ROUNDING)
 
 
+def outcome_verdict(succeeds: bool, interval90: Interval) -> Verdict:
+    """Whether a measured rate agrees with "the attack succeeds" (or not) of a single example.
+
+    "reproduced" if the whole interval lies on the paper's side of one half, "not reproduced" if it
+    lies on the other, else "inconclusive" (also without an interval).
+    """
+    if interval90.low is None or interval90.high is None:
+        return "inconclusive"
+    if interval90.low > 0.5:
+        return "reproduced" if succeeds else "not reproduced"
+    if interval90.high < 0.5:
+        return "not reproduced" if succeeds else "reproduced"
+    return "inconclusive"
+
+
 def ratio_verdict(
     printed: float, interval90: Interval, factor: float = 2.0, *, resolution: float = 0.0
 ) -> Verdict:

@@ -252,11 +252,13 @@ class UtilityProfileTable(_Table):
 class ProfileTable(_Table):
     """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
 
-    victims: images a network, cut down to whole batches where a victim is a batch.
+    victims: images a network, cut down to whole batches where a victim is a batch. datasets: those
+    of the suite to run; all by default.
     """
 
     networks: Positive
     victims: Positive
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
     parameters: dict[str, Scalar] = {}
     variants: dict[Identifier, dict[str, Scalar]] = {}
     snapshots: list[Annotated[int, Field(ge=1)]] = []
@@ -665,6 +667,7 @@ def _check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
             ("profiles.variants", list(p.variants), variants, "variant")
             for p in suite.profiles.values()
         ),
+        *(("profiles.datasets", p.datasets, datasets, "data set") for p in suite.profiles.values()),
         *(("variants.datasets", v.datasets, datasets, "data set") for v in suite.variants),
         *(("defenses.datasets", d.datasets, datasets, "data set") for d in suite.defenses),
         *(("notes.datasets", n.datasets, datasets, "data set") for n in suite.notes),
@@ -810,7 +813,7 @@ def _cells(
     rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
     _check_rules(rules, file)
     cells = []
-    for dataset in suite.datasets:
+    for dataset in _datasets(suite, profile):
         for variant in variants:
             for row, full in rows:
                 allowed = suite.datasets if row.datasets is None else row.datasets
@@ -1021,6 +1024,12 @@ def _check_model(
             raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
 
 
+def _datasets(suite: Suite, profile: ProfileTable) -> list[str]:
+    """Data sets of a profile, in the suite's order."""
+    chosen = suite.datasets if profile.datasets is None else profile.datasets
+    return [name for name in suite.datasets if name in chosen]
+
+
 _VIEWS = {(2, "example"), (2, "batch"), (0, "raw")}
 
 
@@ -1050,7 +1059,9 @@ def _utility(
     if profile.utility.iterations is not None:
         training = training.model_copy(update={"iterations": profile.utility.iterations})
     where = f"{file}, utility"
-    datasets = [name for name in suite.datasets if name in (table.datasets or suite.datasets)]
+    datasets = _datasets(suite, profile)
+    if table.datasets is not None:
+        datasets = [name for name in datasets if name in table.datasets]
     _check_training(where, training)
     _check_model(where, model, training, datasets)
     points = {round(training.iterations * i / table.evaluations) for i in range(table.evaluations)}

@@ -29,11 +29,13 @@ from leakbench.judging import STEP_RULES, TRIVIAL
 from leakbench.metrics import SuccessRule, judge
 from leakbench.names import JUDGED
 from leakbench.records import Key, Record
+from leakbench.report import costs
 from leakbench.statistics import (
     Interval,
     Verdict,
     kaplan_meier_median,
     mean_interval,
+    outcome_verdict,
     rate_interval,
     rate_verdict,
     ratio_verdict,
@@ -41,7 +43,7 @@ from leakbench.statistics import (
 from leakbench.suite import Cell, Plan, PrintedTable, RuleTable
 
 if TYPE_CHECKING:
-    from leakbench.runner import PlannedCell
+    from leakbench.runner import PlannedCell, PlannedTraining
 
 Report = dict[str, Any]
 
@@ -125,6 +127,7 @@ def build(
     planned: Sequence[PlannedCell],
     records: Mapping[Key, Record],
     manifest: Mapping[str, Any],
+    trained: Sequence[PlannedTraining] = (),
 ) -> Report:
     """The whole report of a run.
 
@@ -133,6 +136,7 @@ def build(
         planned: Its cells with their identities; records of other identities are not looked at.
         records: `Run.records()`.
         manifest: `Run.manifest()`, passed on.
+        trained: The suite's utility cells with their identities.
 
     Returns:
         A dictionary of plain values, strict JSON. Lists of cells and notes keep the order of the
@@ -179,6 +183,7 @@ def build(
         "datasets": {name: {"title": look_up(name).title} for name in datasets},
         "attackers": _attackers(plan),
         "cells": cells,
+        "costs": costs.build(plan, trained, records),
         "notes": [*_suite_notes(plan, cells), *_computed_notes(cells, rules)],
         "baselines": {name: _baselines(_distinct(trials, name)) for name in datasets},
         "manifest": dict(manifest),
@@ -486,8 +491,13 @@ def _summary(
 
 
 def _as_printed(printed: PrintedTable) -> dict[str, str]:
-    kind, number = printed.distance
-    return {"asr": printed.asr, kind: number, "attack_iterations": printed.attack_iterations}
+    """The numbers there are; "asr" is "Y" or "N" where the paper only says whether it succeeds."""
+    found = {"asr": printed.asr or str(printed.succeeds)}
+    if printed.distance is not None:
+        found[printed.distance[0]] = printed.distance[1]
+    if printed.attack_iterations is not None:
+        found["attack_iterations"] = printed.attack_iterations
+    return found
 
 
 def _verdict(
@@ -495,27 +505,32 @@ def _verdict(
 ) -> dict[str, Any]:
     """Each printed number against each reading of what it may mean."""
     where = f"{plan.file}, printed {printed.dataset}/{printed.row}"
-    kind, text = printed.distance
-    rate = _printed_number(printed.asr, f"{where}, key asr", highest=1.0)
-    error = _printed_number(text, f"{where}, key {kind}")
-    iterations = _printed_number(printed.attack_iterations, f"{where}, key attack_iterations")
     paper = [rule for rule in rules if rule.paper]
-    found: dict[str, Any] = {
-        "asr": {
-            rule.name: rate_verdict(
-                rate,
-                rate_interval(_outcomes(trials, rule), level=0.90, groups=trials.batches),
-            )
-            for rule in paper
-        },
-        kind: {rule.name: _error_reading(trials, rule, kind, error, text) for rule in paper},
-        "attack_iterations": _iteration_readings(
-            trials, rules, iterations, printed.attack_iterations, at_limit=rate == 0
-        ),
+    intervals = {
+        rule.name: rate_interval(_outcomes(trials, rule), level=0.90, groups=trials.batches)
+        for rule in paper
     }
-    limit = trials.cell.attack_parameters.get("steps")
-    if isinstance(limit, int) and limit < iterations:
-        _withhold(found)
+    found: dict[str, Any] = {}
+    if printed.asr is None:
+        failed = printed.succeeds == "N"
+        found["asr"] = {k: outcome_verdict(not failed, v) for k, v in intervals.items()}
+    else:
+        rate = _printed_number(printed.asr, f"{where}, key asr", highest=1.0)
+        failed = rate == 0
+        found["asr"] = {k: rate_verdict(rate, v) for k, v in intervals.items()}
+    if printed.distance is not None:
+        kind, text = printed.distance
+        error = _printed_number(text, f"{where}, key {kind}")
+        found[kind] = {rule.name: _error_reading(trials, rule, kind, error, text) for rule in paper}
+    if printed.attack_iterations is not None:
+        text = printed.attack_iterations
+        iterations = _printed_number(text, f"{where}, key attack_iterations")
+        found["attack_iterations"] = _iteration_readings(
+            trials, rules, iterations, text, at_limit=failed
+        )
+        limit = trials.cell.attack_parameters.get("steps")
+        if isinstance(limit, int) and limit < iterations:
+            _withhold(found)
     found["summary"] = _sentence(found, trials, rules, printed)
     return found
 
@@ -622,13 +637,15 @@ def _sentence(
     if not trials.all_entering:
         return "Nothing was measured."
     labels = {rule.name: rule.label for rule in rules} | {"own_stop": "own stop"}
-    kind, text = printed.distance
-    numbers: list[tuple[str, str, Mapping[str, Verdict]]] = [
-        ("rate", printed.asr, found["asr"]),
-        (kind.upper(), text, _words(found[kind])),
-        ("iterations", printed.attack_iterations, _words(found["attack_iterations"])),
-    ]
-    clauses = [f"{what} {text}: {_outcome(words, labels)}" for what, text, words in numbers]
+    asr = {"Y": "success", "N": "failure"}.get(printed.succeeds or "", f"rate {printed.asr}")
+    numbers: list[tuple[str, Mapping[str, Verdict]]] = [(asr, found["asr"])]
+    if printed.distance is not None:
+        kind, text = printed.distance
+        numbers.append((f"{kind.upper()} {text}", _words(found[kind])))
+    if printed.attack_iterations is not None:
+        text = f"iterations {printed.attack_iterations}"
+        numbers.append((text, _words(found["attack_iterations"])))
+    clauses = [f"{what}: {_outcome(words, labels)}" for what, words in numbers]
     free = [rule.name for rule in rules if rule.paper and _start_passes(trials.all_judged, rule)]
     if free:
         clauses.append(f"the start image already passes under {_quoted(free, labels)}")

@@ -292,6 +292,8 @@ def _section(report: Report, dataset: str) -> Section:
         above = f"Not run: {reasons}" if reasons else "No trial has a result yet."
         return Section(title=title, above=(above,), tables=(), below=())
     tables = [_leakage_table(report, cells), _effort_table(report, cells)]
+    if costs := [entry for entry in report["costs"] if entry["dataset"] == dataset]:
+        tables.insert(0, _cost_table(report, cells, costs))
     if any(cell["printed"] for cell in cells):
         tables.append(_printed_table(report, cells))
     baselines = report["baselines"][dataset]
@@ -328,6 +330,86 @@ def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     return Table(caption="Leakage: success rates", header=tuple(header), rows=tuple(rows))
 
 
+def _cost_table(
+    report: Report, cells: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
+) -> Table:
+    """A row a defense: what the worst attack of the panel gets, and what the defense costs."""
+    ours = [rule for rule in report["rules"] if rule["kind"] in ("strict", "identified")]
+    header = (
+        *("method", *(f"worst attack, {rule['label']}" for rule in ours)),
+        *("accuracy", "printed", "curve (rounds: accuracy)", "epsilon of the final model"),
+        *("s an iteration", "x undefended", "trained"),
+    )
+    rows = []
+    for entry in costs:
+        attacked = [cell for cell in cells if cell["defense"] == entry["row"]]
+        failed = f"{entry['failed']} failed: {entry['reason']}" if entry["failed"] else ""
+        rows.append(
+            (
+                entry["label"],
+                *(_worst(attacked, rule["name"]) for rule in ours),
+                _share_interval(entry["accuracy"]),
+                f"{entry['printed_accuracy'] or DASH} {_verdict_mark(entry['verdict'])}".rstrip(),
+                " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry["curve"]) or DASH,
+                _epsilon(entry["privacy"]),
+                compact(entry["seconds_per_iteration"]),
+                compact(entry["times_undefended"]),
+                failed or entry["reason"] or _trained(entry),
+            )
+        )
+    return Table(caption="Leakage, accuracy, privacy and cost", header=header, rows=tuple(rows))
+
+
+def _worst(cells: Sequence[Mapping[str, Any]], rule: str) -> str:
+    """The highest rate of any attack on a defense; a defense is as good as that."""
+    rated = [cell for cell in cells if cell["asr"][rule]["value"] is not None]
+    if not rated:
+        return DASH
+    worst = max(rated, key=lambda cell: (cell["asr"][rule]["value"], cell["asr"][rule]["high"]))
+    return _interval(worst["asr"][rule])
+
+
+def _share_interval(interval: Mapping[str, float | None]) -> str:
+    value, low, high = (interval[name] for name in ("value", "low", "high"))
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _verdict_mark(verdict: str) -> str:
+    return f"({verdict})" if verdict == "fewer rounds" else MARKS.get(verdict, "")
+
+
+def _epsilon(privacy: Mapping[str, Any]) -> str:
+    """Epsilon with all that it is an epsilon of, or why there is none."""
+    if not privacy:
+        return DASH
+    if privacy["epsilon"] is None:
+        return f"none: {privacy['reason']}"
+    relation = {"add_remove": "add/remove", "replace_one": "replace-one"}[privacy["relation"]]
+    flagged = "; sampling not as accounted" if privacy["flags"] else ""
+    return (
+        f"{compact(privacy['epsilon'])} ({privacy['level']}, {relation}, delta "
+        f"{compact(privacy['delta'])}, {privacy['accountant']}, {privacy['sampling']}{flagged})"
+    )
+
+
+def _trained(entry: Mapping[str, Any]) -> str:
+    """Network, data and schedule in a few words."""
+    if not entry["networks"]:
+        return "no result yet"
+    clients = ""
+    if entry["clients"] > 1:
+        clients = (
+            f", {entry['clients_a_round']} of {entry['clients']} clients ({entry['partition']}), "
+            f"L={entry['local_steps']}"
+        )
+    return (
+        f"{entry['model']}, {entry['rounds']} rounds{clients}, B={entry['batch_size']}, "
+        f"{entry['data']} data ({entry['examples']})"
+    )
+
+
 def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
     header = (
@@ -361,7 +443,7 @@ def _printed_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     """Three lines a row of the paper's table: rate, MSE, iterations, each in all its readings."""
     paper = [rule for rule in report["rules"] if rule["paper"]]
     strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
-    columns = [*((rule["name"], rule["label"]) for rule in (*paper, *strict))]
+    columns = list(dict.fromkeys((rule["name"], rule["label"]) for rule in (*paper, *strict)))
     columns.append(("own_stop", "own stop"))
     header = ("method", "attacker", "number", "printed", *(label for _, label in columns))
     rows: list[tuple[str, ...]] = []
@@ -372,12 +454,10 @@ def _printed_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
         head = (cell["label"], cell["knowledge"])
         rates = _rate_readings(cell)
         lines = [("ASR", "asr", rates)]
-        if cell["verdict"]:
-            kind = "rmse" if "rmse" in cell["printed"] else "mse"
-            lines += [
-                (kind.upper(), kind, cell["verdict"][kind]),
-                ("iterations", "attack_iterations", cell["verdict"]["attack_iterations"]),
-            ]
+        numbers = (("MSE", "mse"), ("RMSE", "rmse"), ("iterations", "attack_iterations"))
+        for what, key in numbers if cell["verdict"] else ():
+            if key in cell["printed"]:
+                lines.append((what, key, cell["verdict"][key]))
         for what, key, readings in lines:
             show = _rate if key == "asr" else compact
             values = [_marked(readings.get(name), show) for name, _ in columns]

@@ -1,0 +1,243 @@
+"""Trainings with a defense inside: one record a network with accuracy, epsilon and curve."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakbench import models, registry
+from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
+from leakbench.data import load
+from leakbench.data.catalog import look_up
+from leakbench.data.datasets import as_unit, load_full
+from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.federated import Schedule, Trained, check, partition, train
+from leakbench.pretraining import accuracy, pretrain
+from leakbench.privacy.events import PrivacyEvent, Relation
+from leakbench.records import SCHEMA, Record
+from leakbench.streams import NoiseStreams, generator
+from leakbench.suite import UtilityCell
+from leakbench.training import public_gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training to run: the work unit of a utility cell."""
+
+    cell: UtilityCell
+    identity: str
+    network: int
+    root: Path | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What a network is trained and judged on; inputs are uint8 images or floats.
+
+    public: the attacker's and the defenses' public examples, none of them in `train`.
+    """
+
+    source: str
+    checksum: str
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    public: Tensor
+    public_labels: Tensor
+
+
+def material(dataset: str, root: Path | None) -> Material:
+    """The whole data set where `root` has it, else the embedded sample, tested on its public part.
+
+    Raises:
+        DataMissing: a data set without a sample, and no root that has it.
+    """
+    sample = load(dataset, root)
+    try:
+        full = load_full(dataset, root)
+    except DataMissing:
+        return Material(
+            source="sample", checksum=sample.checksum,
+            train=sample.train, train_labels=sample.train_labels,
+            test=sample.public, test_labels=sample.public_labels,
+            public=sample.public, public_labels=sample.public_labels,
+        )  # fmt: skip
+    kept = torch.from_numpy(~_found_in(full.train, sample.public))
+    return Material(
+        source="full", checksum=f"{full.checksum}{sample.checksum}",
+        train=full.train[kept], train_labels=full.train_labels[kept],
+        test=full.test, test_labels=full.test_labels,
+        public=sample.public, public_labels=sample.public_labels,
+    )  # fmt: skip
+
+
+def _found_in(examples: Tensor, public: Tensor) -> NDArray[np.bool_]:
+    """Which examples are among the public ones: MNIST's were taken from its training part."""
+    if examples.dtype == torch.uint8:
+        public = (public * 255).round().to(torch.uint8)
+    known = {row.tobytes() for row in public.numpy()}
+    return np.array([row.tobytes() in known for row in examples.numpy()])
+
+
+def run_training(task: Training) -> Record:
+    """Train one network and say how well it does and what it cost.
+
+    Raises:
+        LeakbenchError: what `federated.train` refuses. A plugin's own errors come through.
+    """
+    cell = task.cell
+    data = material(cell.dataset, task.root)
+    device, dtype = torch.device(task.device), getattr(torch, cell.dtype)
+    model, weights = _network(cell, data, task.network, device)
+    defense = build_defense(cell)
+    test = as_unit(data.test).to(device=device, dtype=dtype)
+    test_labels = data.test_labels.to(device)
+    done = train(
+        model, weights, data.train.to(device), data.train_labels.to(device), defense,
+        Schedule(**cell.schedule), seed=cell.seed, axes=(cell.dataset, task.network),
+        noise=NoiseStreams(cell.seed, ("training", cell.dataset, task.network)),
+        public=public_gradients(
+            model, data.public.to(device=device, dtype=dtype), data.public_labels.to(device)
+        ),
+        evaluate=lambda reached: accuracy(model, reached, test, test_labels),
+        evaluate_at=cell.evaluate_at,
+    )  # fmt: skip
+    finite = all(bool(torch.isfinite(value).all()) for value in done.weights.values())
+    return _base(task) | {
+        "status": "ok" if finite else "nan",
+        "reason": "" if finite else "the weights left the finite numbers",
+        "data": data.source,
+        "examples": len(data.train),
+        "rounds": cell.schedule["rounds"],
+        "iterations": done.iterations,
+        "accuracy": round(done.curve[-1][1], 6),
+        "curve": [[rounds, round(share, 6)] for rounds, share in done.curve],
+        "privacy": _privacy(defense, weights, done, cell.delta),
+        "seconds_per_iteration": done.seconds_per_iteration,
+    }
+
+
+def failed_training(task: Training, status: str, reason: str) -> Record:
+    """The record of a training that came to nothing."""
+    measured: dict[str, Any] = dict.fromkeys(
+        ("data", "examples", "rounds", "iterations", "accuracy", "privacy", "seconds_per_iteration")
+    )
+    return _base(task) | {"status": status, "reason": reason, "curve": []} | measured
+
+
+def check_training(cell: UtilityCell, root: Path | None) -> Material:
+    """What must hold before any training of a cell starts; the data it will use.
+
+    Raises:
+        LeakbenchError: see `federated.check`; DataMissing: no data.
+    """
+    data = material(cell.dataset, root)
+    schedule = Schedule(**cell.schedule)
+    shares = partition(data.train_labels, schedule, generator(cell.seed, "partition", cell.dataset))
+    check(_model(cell), build_defense(cell), schedule, shares, public=data.public)
+    return data
+
+
+def first_weights(cell: UtilityCell, number: int) -> dict[str, Tensor]:
+    """Weights of network `number` as they are drawn."""
+    stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
+    return _model(cell).init(stream, getattr(torch, cell.dtype))
+
+
+def build_defense(cell: UtilityCell) -> Defense:
+    """The cell's defense with all its parameters."""
+    return cast(Defense, registry.load("defenses", cell.defense)(**cell.defense_parameters))
+
+
+def _model(cell: UtilityCell) -> Model:
+    entry = look_up(cell.dataset)
+    scheme = cast(models.Scheme, cell.weights)
+    return models.build(cell.model, entry.input_shape, entry.classes, scheme)
+
+
+def _network(
+    cell: UtilityCell, data: Material, number: int, device: torch.device
+) -> tuple[Model, Weights]:
+    model, weights = _model(cell), first_weights(cell, number)
+    if cell.pretraining is not None:  # on what is public: it must cost no privacy
+        weights = pretrain(
+            model, weights, data.public.to(getattr(torch, cell.dtype)), data.public_labels,
+            generator=generator(cell.seed, "pretraining", cell.dataset, number),
+            **cell.pretraining,
+        )  # fmt: skip
+    return model, {name: value.to(device) for name, value in weights.items()}
+
+
+def _base(task: Training) -> Record:
+    cell = task.cell
+    return {
+        "schema": SCHEMA,
+        "kind": "utility",
+        "identity": task.identity,
+        "dataset": cell.dataset,
+        "row": cell.row,
+        "network": task.network,
+        "victim": 0,
+    }
+
+
+# ------------------------------------------------------------------------------ privacy
+
+
+def _privacy(defense: Defense, weights: Weights, done: Trained, delta: float) -> dict[str, Any]:
+    """Epsilon of the whole training for who holds the final model, and what it rests on."""
+    setting = done.setting
+    promise = defense.guarantee("model", weights, setting)
+    events = defense.events(weights, setting)
+    epsilon, accountant, relation, reason = spent(events, delta, promise)
+    return {
+        "observer": "model",
+        "level": promise.level,
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "relation": relation,
+        "reason": reason,
+        "sampling": setting.sampling,
+        "assumptions": list(promise.assumptions),
+        "flags": _flags(promise, setting) if events else [],
+        "events": [dataclasses.asdict(event) for event in events],
+    }
+
+
+def spent(
+    events: Sequence[PrivacyEvent], delta: float, promise: Guarantee
+) -> tuple[float | None, str, Relation, str]:
+    """(epsilon or None, accountant, neighbouring relation, why there is none).
+
+    A fixed-size sample is accounted for replacing one, anything else for adding or removing one.
+    """
+    fixed = any(event.sampling == "fixed_size" for event in events)
+    relation: Relation = "replace_one" if fixed else "add_remove"
+    if not events:
+        return None, "", relation, promise.reason or "the defense states no releases"
+    from leakbench.privacy import pld  # imports dp-accounting
+
+    try:
+        epsilon = pld.epsilon(events, delta, relation=relation)
+    except LeakbenchError as error:
+        return None, "pld", relation, str(error)
+    if epsilon == float("inf"):
+        return None, "pld", relation, "infinite: no privacy at all"
+    return epsilon, "pld", relation, ""
+
+
+def _flags(promise: Guarantee, setting: Setting) -> list[str]:
+    """Where the sampling is not what the accountant assumes: a fresh draw in every step."""
+    rounds_of_clients = promise.level == "instance" and setting.all_clients > 1
+    return ["sampling_not_as_accounted"] if rounds_of_clients else []
