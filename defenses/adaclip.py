@@ -129,7 +129,7 @@ class AdaClip(Defense):
             clip=1.0,
             noise_multiplier=self.noise_multiplier,
             tensors=1,
-            batch_size=setting.batch_size,
+            setting=setting,
             unit="flat",
         )
 

@@ -63,6 +63,9 @@ class _FedSDP(Defense):
         if observer not in self.behind:
             reason = f"noise enters after the tap, {self.place}"
             return Guarantee(level="none", reason=reason)
+        if observer == "model" and setting.sampling == "poisson" and setting.all_clients > 1:
+            reason = "every client brings its own noise, and Poisson sampling varies their number"
+            return Guarantee(level="none", reason=reason)
         clients = setting.clients if observer == "model" else 1
         return Guarantee(
             level="client",

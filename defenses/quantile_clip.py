@@ -125,7 +125,7 @@ class QuantileClip(Defense):
             clip=self.clip,
             noise_multiplier=self.noise_multiplier,
             tensors=len(weights),
-            batch_size=setting.batch_size,
+            setting=setting,
         )
         if observer in ("type2", "type2_batch") or promise.mu is None or promise.noise_std is None:
             return promise

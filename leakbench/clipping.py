@@ -15,6 +15,7 @@ from leakbench.contracts import (
     Guarantee,
     NoiseConvention,
     Observer,
+    Setting,
 )
 from leakbench.errors import LeakbenchError
 
@@ -96,14 +97,15 @@ def gaussian_guarantee(
     clip: float,
     noise_multiplier: float,
     tensors: int,
-    batch_size: int,
+    setting: Setting,
     unit: Literal["tensor", "flat"] = "tensor",
 ) -> Guarantee:
     """Who is promised what by per-example clipping of M tensors to C each and noise sigma C.
 
     At the type-2 example tap noise is there only under `per_example`, and the observer sees one
     example's own gradient: sensitivity sqrt(M) C (presence against absence), std sigma C. Everyone
-    else sees the batch mean, whose sensitivity is sqrt(M) C / B.
+    else sees the batch mean, whose sensitivity is sqrt(M) C / B. Noise of single examples promises
+    nothing where their number is drawn at random: it is as large as they are many.
     """
     whole = math.sqrt(tensors) * clip
     if noise_multiplier == 0:
@@ -113,7 +115,11 @@ def gaussian_guarantee(
             reason = f"noise enters after the tap (convention '{convention}'): clipping only"
             return Guarantee(level="none", reason=reason)
         sensitivity, std = whole, noise_multiplier * clip
+    elif convention == "per_example" and setting.sampling == "poisson" and setting.all_clients == 1:
+        reason = "under Poisson sampling of examples the noise depends on how many are drawn"
+        return Guarantee(level="none", reason=reason)
     else:
+        batch_size = setting.batch_size
         sensitivity = whole / batch_size
         std = noise_multiplier * clip * noise_share(convention, batch_size)
     return Guarantee(

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from leakbench.errors import LeakbenchError
+from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.names import Grant
 from leakbench.privacy.events import PrivacyEvent, Sampling
 
@@ -586,6 +586,18 @@ class Defense:
     (see `subset_size`). "batch" skips that hook, and with it the cost of gradients apart."""
     needs_public: ClassVar[bool] = False
     """Whether `on_round` needs `context.public`."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse hooks that the path does not call: misspelt, they would do nothing, silently.
+
+        Raises:
+            LeakbenchError: a method `on_...` that this class does not have.
+        """
+        super().__init_subclass__(**arguments)
+        hooks = [name for name in vars(Defense) if name.startswith("on_")]
+        for name, value in vars(cls).items():
+            if name.startswith("on_") and callable(value) and name not in hooks:
+                raise unknown_name("hook", name, hooks, f"defense {cls.__name__}")
 
     def init(self, weights: Weights) -> State:
         """State before the first iteration; public."""

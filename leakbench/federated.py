@@ -362,8 +362,8 @@ def _poisson(share: Tensor, schedule: Schedule, stream: torch.Generator) -> Step
 
 
 def _in_turn(share: Tensor, wanted: int, size: int, stream: torch.Generator) -> Tensor:
-    """`wanted` examples in random order, every one before any comes again; never one twice in a
-    batch of `size`, which clipping bounds the weight of once."""
+    """`wanted` examples in random order, every one before any comes again; no batch of `size` has
+    one twice, which would double what clipping bounds."""
     orders: list[Tensor] = []
     for begun in range(0, wanted, len(share)):
         order = torch.randperm(len(share), generator=stream)

@@ -88,7 +88,7 @@ class ExampleGaussian(Defense):
             clip=self.clip_at(setting.round, setting.rounds),
             noise_multiplier=self.noise_multiplier_at(setting.round, setting.rounds),
             tensors=len(weights),
-            batch_size=setting.batch_size,
+            setting=setting,
         )
 
     def noise_std(

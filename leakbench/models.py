@@ -17,7 +17,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from leakbench import relu_gradients
 from leakbench.contracts import Weights
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.sigmoid_gradients import example_gradients
@@ -81,8 +83,7 @@ class SigmoidNet:
     ) -> dict[str, Tensor]:
         """`gradients.HandWritten`."""
         names, strides = list(self.shapes()), [layer.stride for layer in self.convolutions]
-        if labels.ndim == 1:
-            labels = functional.one_hot(labels, self.classes).to(inputs.dtype)
+        labels = _probabilities(labels, self.classes, inputs)
         found = example_gradients(strides, [weights[name] for name in names], inputs, labels)
         return dict(zip(names, found, strict=True))
 
@@ -122,6 +123,22 @@ class ReluNet:
             hidden = functional.conv2d(hidden, weights[f"conv{number}.weight"], padding=2)
             hidden = functional.max_pool2d(torch.relu(hidden), 2)
         return functional.linear(hidden.flatten(1), weights["dense.weight"])
+
+    def example_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWritten`."""
+        shared = {k: v[None] for k, v in weights.items()}
+        found = self.stacked_gradients(shared, inputs[None], labels[None])
+        return {k: v[0] for k, v in found.items()}
+
+    def stacked_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        names, labels = list(self.shapes()), _probabilities(labels, self.classes, inputs)
+        found = relu_gradients.example_gradients([weights[k] for k in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +181,13 @@ class MLP:
 class ModuleModel:
     """Your own `torch.nn.Module` as a model: its parameters become arguments, buffers stay.
 
-    head: name of the weight (classes, features) of its last dense layer.
+    head: name of the weight (classes, features) of its last dense layer. BatchNorm without running
+    statistics is taken: it normalises by the batch at hand, in training and evaluation alike, and
+    `mixes_examples` says so.
 
     Raises:
-        LeakbenchError: no such head, or a layer whose output for one example depends on the others
-        of its batch (BatchNorm in training mode), which has no per-example gradient.
+        LeakbenchError: no such head, or a BatchNorm in training mode that keeps running statistics:
+            nothing would update them, and evaluation would use them.
     """
 
     module: torch.nn.Module
@@ -180,12 +199,23 @@ class ModuleModel:
             dense = [name for name, value in named.items() if value.ndim == 2]
             raise unknown_name("head", self.head, dense, "model, weights of dense layers")
         for name, layer in self.module.named_modules():
-            mixes = layer.training or not getattr(layer, "track_running_stats", True)
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and mixes:
+            if isinstance(layer, _BatchNorm) and layer.training and layer.running_mean is not None:
                 raise LeakbenchError(
-                    f"model, layer '{name}': {type(layer).__name__} in training mode mixes the "
-                    "examples of a batch; call eval() first, or use GroupNorm"
+                    f"model, layer '{name}': running statistics of {type(layer).__name__} in "
+                    "training mode would not be updated; build it with track_running_stats=False, "
+                    "call eval() first, or use GroupNorm"
                 )
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether logits of one example depend on the others of its batch: no gradient is its own.
+
+        True with a BatchNorm that has no running statistics.
+        """
+        return any(
+            isinstance(layer, _BatchNorm) and layer.running_mean is None
+            for layer in self.module.modules()
+        )
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         """The module's own parameters, as they are; nothing is drawn."""
@@ -195,6 +225,13 @@ class ModuleModel:
         """(b, *input shape) -> (b, classes)."""
         found: Tensor = torch.func.functional_call(self.module, dict(weights), (inputs,))
         return found
+
+
+def _probabilities(labels: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Class indices (...) as rows of 0 and 1 in the type of `like`; probabilities as they are."""
+    if labels.is_floating_point():
+        return labels
+    return functional.one_hot(labels, classes).to(like.dtype)
 
 
 def _draw(

@@ -96,7 +96,7 @@ def simulator(
                 ]
                 tapped = run_round(
                     model, seen.weights, batches, replay.defense, state, context,
-                    learning_rate=rate, point=point, stop_at_tap=True,
+                    learning_rate=rate, point=point, stop_at_tap=True, by_examples=True,
                 ).tapped  # fmt: skip
                 assert tapped is not None
                 shown = in_gradient_units(tapped, point, steps, rate)

@@ -37,14 +37,17 @@ from leakbench.contracts import (
     Replay,
     Setting,
     Simulate,
+    State,
     Weights,
 )
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
+from leakbench.gradients import of_subsets
 from leakbench.plugin_files import one_line
+from leakbench.privacy.events import PrivacyEvent
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator
-from leakbench.training import Batch, capture, run_round
+from leakbench.training import Batch, capture, public_gradients, run_round
 
 SEED = 7
 POINT = LeakPoint()
@@ -271,7 +274,8 @@ def _same(one: Reconstruction, two: Reconstruction) -> bool:
 
 
 def check_defense(defense: Defense) -> None:
-    """Hooks on the whole path: shapes, determinism, no mutation, replay, independence of clients.
+    """Hooks on the whole path: shapes, determinism, no mutation, replay, independence of clients,
+    a second round with other clients, promises and their events.
 
     Raises:
         ContractBreach: a promise is broken.
@@ -281,65 +285,91 @@ def check_defense(defense: Defense) -> None:
         defense.granularity in get_args(Granularity),
         f"granularity '{defense.granularity}' is not one of {get_args(Granularity)}",
     )
-    model, weights, images, labels = _setting()
-    before = {name: value.clone() for name, value in weights.items()}
-    defense.noise_std(weights, defense.init(weights), Context(batch_size=len(images)))
-    for hook, axes, tensors in _hook_inputs(model, weights, images, labels):
-        _check_hook(defense, hook, Gradients(tensors, axes), weights, len(images))
-    for observer in get_args(Observer):
-        promise = defense.guarantee(observer, weights, Setting(batch_size=len(images)))
-        _require(isinstance(promise, Guarantee), f"guarantee('{observer}') is no Guarantee")
-        _require(
-            promise.level != "none" or bool(promise.reason),
-            f"guarantee('{observer}') is 'none' without a reason",
-        )
-    batch = Batch(inputs=images[None], labels=labels[None])
-    done = run_round(
-        model, weights, [batch, batch], defense, defense.init(weights),
-        Context(batch_size=len(images), noise=NoiseStreams(SEED, ("check",))),
-    )  # fmt: skip
+    path = _Path(defense, *_setting()[:2])
+    before = {name: value.clone() for name, value in path.weights.items()}
+    random_state = torch.random.get_rng_state()
+    state = path.begun(Context(batch_size=path.size))
     _require(
-        done.weights is not None
-        and all(done.weights[k].shape == v.shape for k, v in weights.items()),
-        "a round of two local steps with this defense does not give back weights",
+        torch.equal(random_state, torch.random.get_rng_state()),
+        "init or on_round draws from torch's global generator; draw from `context`",
     )
-    _check_replay(defense, model, weights, images, labels)
+    defense.noise_std(path.weights, state, Context(batch_size=path.size))
+    for setting in SETTINGS:
+        _check_promises(defense, path.weights, setting)
     _require(
-        all(torch.equal(value, before[name]) for name, value in weights.items()),
+        all(torch.equal(value, before[name]) for name, value in path.weights.items()),
         "the defense changes the weights it is given",
     )
+    for hook, given in _hook_inputs(path):
+        _check_hook(path, hook, given)
+    _check_rounds(path)
+    _check_replay(path)
 
 
-HookInput = tuple[str, tuple[Any, ...], dict[str, Tensor]]
+SETTINGS = (
+    Setting(batch_size=8, examples=100, rounds=3, sampling="poisson"),
+    Setting(batch_size=8, examples=100, rounds=3, local_steps=2, clients=2, all_clients=10),
+)
+"""Central training, and training with several clients."""
 
 
-def _hook_inputs(model: Model, weights: Weights, images: Tensor, labels: Tensor) -> list[HookInput]:
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A defense, and the network that it is tried on."""
+
+    defense: Defense
+    model: Model
+    weights: dict[str, Tensor]
+    size: int = 8
+    """B."""
+
+    def batch(self, clients: int) -> Batch:
+        """Other digits for every client."""
+        digits, rows = load("mnist"), clients * self.size
+        return Batch(
+            inputs=digits.candidates[:rows].unflatten(0, (clients, self.size)),
+            labels=digits.candidate_labels[:rows].unflatten(0, (clients, self.size)),
+        )
+
+    def begun(self, context: Context) -> State:
+        """The state at the start of the first round."""
+        return self.started(self.weights, self.defense.init(self.weights), context)
+
+    def started(self, weights: Weights, state: State, context: Context) -> State:
+        """`state` after `on_round`, which alone is given public examples, if it needs them."""
+        public = None
+        if self.defense.needs_public:
+            digits = load("mnist")
+            public = public_gradients(self.model, digits.public[:8], digits.public_labels[:8])
+        return self.defense.on_round(weights, state, dataclasses.replace(context, public=public))
+
+
+def _hook_inputs(path: _Path) -> list[tuple[str, Gradients]]:
     """Real gradients of two clients for every hook."""
-    from leakbench.gradients import per_example
-
-    both = per_example(
-        model, weights, torch.stack([images, images.flip(0)]), torch.stack([labels, labels.flip(0)])
-    )
-    mean = both.mean("example")
-    one = ("client",)
+    batch, subset = path.batch(2), 1
+    if path.defense.granularity == "subset":
+        subset = path.defense.subset_size(path.size)
+        _require(
+            subset > 0 and path.size % subset == 0,
+            f"subset_size({path.size}) is {subset}, which does not divide the batch",
+        )
+    rows = of_subsets(path.model, path.weights, batch.inputs, batch.labels, subset)
+    mean = rows.mean("example")
     return [
-        ("on_examples", both.axes, dict(both.tensors)),
-        ("on_batch", one, dict(mean.tensors)),
-        ("on_update", one, dict(mean.tensors)),
-        ("on_receipt", one, dict(mean.tensors)),
+        ("on_examples", rows),
+        *((hook, mean) for hook in ("on_batch", "on_update", "on_receipt")),
     ]
 
 
-def _check_hook(
-    defense: Defense, hook: str, given: Gradients, weights: Weights, batch_size: int
-) -> None:
+def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
+    defense = path.defense
     noise = NoiseStreams(SEED, ("check",))
-    context = Context(batch_size=batch_size, clients=(0, 1), noise=noise)
+    context = Context(batch_size=path.size, clients=(0, 1), noise=noise)
     before = {k: v.clone() for k, v in given.tensors.items()}
     random_state = torch.random.get_rng_state()
 
     def call(gradients: Gradients, context: Context) -> Gradients:
-        state = defense.init(weights)
+        state = path.begun(context)
         if hook == "on_batch":  # a defense may count on its example hook having run before
             examples = gradients.map(lambda _, value: value[:, None].repeat_interleave(2, dim=1))
             _, state = defense.on_examples(
@@ -376,23 +406,65 @@ def _check_hook(
     )
 
 
-def _check_replay(
-    defense: Defense, model: Model, weights: Weights, images: Tensor, labels: Tensor
-) -> None:
+def _check_promises(defense: Defense, weights: Weights, setting: Setting) -> None:
+    for observer in get_args(Observer):
+        promise = defense.guarantee(observer, weights, setting)
+        _require(isinstance(promise, Guarantee), f"guarantee('{observer}') is no Guarantee")
+        _require(
+            promise.level != "none" or bool(promise.reason),
+            f"guarantee('{observer}') is 'none' without a reason",
+        )
+    events: object = defense.events(weights, setting)
+    _require(
+        isinstance(events, tuple) and all(isinstance(event, PrivacyEvent) for event in events),
+        "events() is no tuple of PrivacyEvent",
+    )
+
+
+def _check_rounds(path: _Path) -> None:
+    """A round of two clients and one of three others, two local steps each."""
+    weights: Weights = path.weights
+    state = path.defense.init(weights)
+    for number, clients in enumerate(((0, 1), (2, 3, 4))):
+        context = Context(
+            round=number, total=2, batch_size=path.size, clients=clients,
+            noise=NoiseStreams(SEED, ("check",)),
+        )  # fmt: skip
+        try:
+            done = run_round(
+                path.model, weights, [path.batch(len(clients))] * 2, path.defense,
+                path.started(weights, state, context), context,
+            )  # fmt: skip
+        except Exception as error:
+            if number == 0:
+                raise
+            text = "from the state that merge gives, a round of other clients fails"
+            raise ContractBreach(f"{text}: {one_line(error)}") from error
+        _require(
+            done.weights is not None
+            and all(done.weights[k].shape == v.shape for k, v in weights.items()),
+            "a round of two local steps with this defense does not give back weights",
+        )
+        weights, state = cast(Weights, done.weights), path.defense.merge(done.state)
+
+
+def _check_replay(path: _Path) -> None:
     """An adaptive attacker differentiates the replay."""
-    inputs = images[:2, None].clone().requires_grad_()
-    batch = Batch(inputs=images[None], labels=labels[None])
-    context = Context(batch_size=len(images))
+    batch = path.batch(1)
+    inputs, labels = batch.inputs[0, :2, None].clone().requires_grad_(), batch.labels[0, :2, None]
+    context = Context(batch_size=path.size)
     noisy = dataclasses.replace(context, noise=NoiseStreams(SEED, ("check",)))
     where = torch.tensor([(0, 0), (0, 1)])
-    state = defense.init(weights)
-    seen = capture(model, weights, [batch], defense, noisy, POINT, where, state=state)
-    replay = Replay(defense=defense, state=state, context=context)
+    state = path.begun(context)
+    seen = capture(
+        path.model, path.weights, [batch], path.defense, noisy, POINT, where, state=state
+    )
+    replay = Replay(defense=path.defense, state=state, context=context)
     simulate = simulator(
-        model, (Observation(weights=weights, gradients=seen),), [replay],
+        path.model, (Observation(weights=path.weights, gradients=seen),), [replay],
         torch.zeros(2, dtype=torch.int64), POINT,
     )  # fmt: skip
-    shown = simulate(inputs, labels[:2, None], torch.arange(2)).flatten()
+    shown = simulate(inputs, labels, torch.arange(2)).flatten()
     _require(shown.requires_grad, "the replay is not differentiable in the inputs")
     slope = torch.autograd.grad(shown.square().sum(), inputs)[0]
     _require(bool(torch.isfinite(slope).all()), "the replay has a derivative that is not finite")

@@ -21,7 +21,7 @@ from leakbench.contracts import (
     State,
     Weights,
 )
-from leakbench.gradients import of_batch, of_subsets, per_example
+from leakbench.gradients import count_subsets, of_batch, of_subsets, per_example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,7 @@ def run_round(
     stop_at_tap: bool = False,
     chunk_size: int | None = None,
     shares: Tensor | None = None,
+    by_examples: bool = False,
 ) -> Round:
     """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
 
@@ -77,6 +78,8 @@ def run_round(
     has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
     needs no more). chunk_size bounds the memory of per-example gradients, not the result. shares
     (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
+    by_examples: gradients of batches are means of those of examples, whatever the granularity:
+    slower, but a client's bits then depend on no other client (where weights are shared).
     """
     local, stacked, tapped = weights, False, None
     moved: dict[str, Tensor] = {}
@@ -87,6 +90,7 @@ def run_round(
         gradients, shown, state = _mean_gradients(
             model, local, batch, defense, state, here,
             stacked=stacked, at_example=at_example, chunk_size=chunk_size,
+            by_examples=by_examples and not getattr(model, "mixes_examples", False),
         )  # fmt: skip
         if at_example:
             tapped = shown
@@ -128,37 +132,67 @@ def _mean_gradients(
     stacked: bool,
     at_example: bool,
     chunk_size: int | None,
+    by_examples: bool,
 ) -> tuple[Gradients, Gradients | None, State]:
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
-    size, shown = batch.inputs.shape[1], None
-    if at_example and not protects_examples(defense, size):
-        # Nothing is done to single gradients: the tap sees them as they are.
-        shown = per_example(
+    size = batch.inputs.shape[1]
+    at_single = protects_examples(defense, size)  # where `on_examples` works
+    whole = defense.granularity == "batch" and not at_example
+    shown = single = None
+    if by_examples or at_example or (at_single and not whole):
+        single = per_example(
             model, weights, batch.inputs, batch.labels,
             stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
         )  # fmt: skip
-    if defense.granularity == "batch" and not at_example:
-        mean = of_batch(
-            model, weights, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask
+    if whole:
+        mean = (
+            of_batch(model, weights, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask)
+            if single is None
+            else single.mean("example")
         )
     else:
-        if protects_examples(defense, size):
-            rows = per_example(
-                model, weights, batch.inputs, batch.labels,
-                stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
-            )  # fmt: skip
+        if at_single:
+            assert single is not None
+            rows = single
         else:
-            rows = of_subsets(
-                model, weights, batch.inputs, batch.labels, defense.subset_size(size),
-                stacked=stacked, mask=batch.mask,
-            )  # fmt: skip
+            shown = single  # nothing is done to single gradients: the tap sees them as they are
+            rows = (
+                of_subsets(
+                    model,
+                    weights,
+                    batch.inputs,
+                    batch.labels,
+                    defense.subset_size(size),
+                    stacked=stacked,
+                    mask=batch.mask,
+                )
+                if single is None
+                else _subset_means(single, defense.subset_size(size))
+            )
         rows, state = defense.on_examples(rows, state, context)
-        shown = rows if shown is None else shown
+        shown = rows if at_single else shown
         mean = rows.mean("example")
     if batch.expected is not None:
-        found = size if batch.mask is None else batch.mask.sum(dim=1)
-        mean = mean.scale(torch.as_tensor(found / batch.expected, device=batch.inputs.device))
+        like = next(iter(mean.tensors.values()))
+        found = torch.full((1,), size) if batch.mask is None else batch.mask.sum(dim=1)
+        mean = mean.scale((found.to(like) / batch.expected).expand(len(like)))
     return mean, shown, state
+
+
+def _subset_means(gradients: Gradients, size: int) -> Gradients:
+    """Means of every `size` consecutive examples, as `gradients.of_subsets` gives them."""
+    clients, subsets = gradients.leading[0], count_subsets(gradients.leading[1], size)
+    mask = gradients.mask
+    cut = Gradients(
+        {k: v.reshape(clients * subsets, size, *v.shape[2:]) for k, v in gradients.tensors.items()},
+        ("client", "example"),
+        None if mask is None else mask.reshape(clients * subsets, size),
+    ).mean("example")
+    return Gradients(
+        {k: v.unflatten(0, (clients, subsets)) for k, v in cut.tensors.items()},
+        ("client", "example"),
+        None if cut.mask is None else cut.mask.unflatten(0, (clients, subsets)),
+    )
 
 
 def _aggregate(update: Gradients, shares: Tensor | None) -> dict[str, Tensor]:
@@ -202,6 +236,7 @@ def capture(
         tapped = run_round(
             model, weights, batches, defense, state, context,
             learning_rate=learning_rate, point=point, stop_at_tap=True, chunk_size=chunk_size,
+            by_examples=True,
         ).tapped  # fmt: skip
     assert tapped is not None
     if "example" not in tapped.axes:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Leak,
     LeakPoint,
     Model,
@@ -357,28 +356,8 @@ def _leak(
         **granted,
     )  # fmt: skip
     plain = Look(round=when[0].round, weights=when[0].weights, state=None)
-    undefended = []
-    for cell, rows in rows_of:
-        own = [chunk.trials[row][1] for row in rows]
-        undefended.append(scene.capture(_SamePath(build_defense(cell)), own, plain, 0))
-    return leak, concatenate(undefended).select(back)
-
-
-class _SamePath(Defense):
-    """Does nothing, to gradients that are computed as another defense has them: sums of examples
-    and gradients of batches differ in their last bits."""
-
-    name: ClassVar[str] = "undefended"
-
-    def __init__(self, other: Defense) -> None:
-        self._other = other
-
-    @property
-    def granularity(self) -> Granularity:  # type: ignore[override]
-        return self._other.granularity
-
-    def subset_size(self, batch_size: int) -> int:
-        return self._other.subset_size(batch_size)
+    own = [victim for _, victim in chunk.trials]
+    return leak, scene.capture(Defense(), own, plain, 0)
 
 
 def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -122,7 +122,7 @@ def run_training(task: Training) -> Record:
         "iterations": done.iterations,
         "accuracy": round(done.curve[-1][1], 6),
         "curve": [[rounds, round(share, 6)] for rounds, share in done.curve],
-        "privacy": _privacy(defense, weights, done, cell.delta),
+        "privacy": _privacy(cell, defense, weights, done),
         "seconds_per_iteration": done.seconds_per_iteration,
     }
 
@@ -194,23 +194,25 @@ def _base(task: Training) -> Record:
 # ------------------------------------------------------------------------------ privacy
 
 
-def _privacy(defense: Defense, weights: Weights, done: Trained, delta: float) -> dict[str, Any]:
+def _privacy(
+    cell: UtilityCell, defense: Defense, weights: Weights, done: Trained
+) -> dict[str, Any]:
     """Epsilon of the whole training for who holds the final model, and what it rests on."""
     setting = done.setting
     promise = defense.guarantee("model", weights, setting)
     events = defense.events(weights, setting)
-    epsilon, accountant, relation, reason = spent(events, delta, promise)
+    epsilon, accountant, relation, reason = spent(events, cell.delta, promise)
     return {
         "observer": "model",
         "level": promise.level,
         "epsilon": epsilon,
-        "delta": delta,
+        "delta": cell.delta,
         "accountant": accountant,
         "relation": relation,
         "reason": reason,
         "sampling": setting.sampling,
         "assumptions": list(promise.assumptions),
-        "flags": _flags(promise, setting) if events else [],
+        "flags": _flags(promise, setting, cell.schedule) if events else [],
         "events": [dataclasses.asdict(event) for event in events],
     }
 
@@ -237,7 +239,15 @@ def spent(
     return epsilon, "pld", relation, ""
 
 
-def _flags(promise: Guarantee, setting: Setting) -> list[str]:
-    """Where the sampling is not what the accountant assumes: a fresh draw in every step."""
-    rounds_of_clients = promise.level == "instance" and setting.all_clients > 1
-    return ["sampling_not_as_accounted"] if rounds_of_clients else []
+def _flags(promise: Guarantee, setting: Setting, schedule: Mapping[str, Any]) -> list[str]:
+    """Where the training is not what the promise and the accountant assume.
+
+    They assume a fresh draw of examples in every step, and clients that weigh the same.
+    """
+    flags = []
+    if promise.level == "instance" and setting.all_clients > 1:
+        flags.append("sampling_not_as_accounted")
+    weighed = schedule["aggregation"] == "fed_averaging" and schedule["partition"] == "dirichlet"
+    if promise.level == "client" and weighed:
+        flags.append("clients_weigh_unequally")
+    return flags

@@ -1,14 +1,23 @@
-"""What a leak refuses to hold: a gradient that is not one of the model's."""
+"""What leaks and defenses refuse: a gradient that is not one of the model's, an unknown hook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Gradients, Leak, LeakPoint, Observation
+from leakbench.contracts import (
+    Context,
+    Defense,
+    Gradients,
+    Leak,
+    LeakPoint,
+    Observation,
+    State,
+)
 from leakbench.errors import LeakbenchError
 from leakbench.models import build
 
@@ -62,3 +71,38 @@ def test_a_foreign_gradient_is_one_sentence(spoil: Spoil, said: str) -> None:
     with pytest.raises(LeakbenchError, match=said) as caught:
         leak(tensors)
     assert "\n" not in str(caught.value)
+
+
+def hook(
+    self: Defense, gradients: Gradients, state: State, context: Context
+) -> tuple[Gradients, State]:
+    return gradients, state
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("on_example", "on_examples"), ("on_updates", "on_update"), ("on_client", "on_receipt")],
+)
+@pytest.mark.parametrize("base", [Defense, type("Between", (Defense,), {"on_batch": hook})])
+def test_a_hook_that_nobody_calls_is_refused(name: str, meant: str, base: type) -> None:
+    """Misspelt, it would leave gradients as they are without a word."""
+    with pytest.raises(LeakbenchError, match=rf"Typo: unknown hook '{name}'.*{meant}") as caught:
+        type("Typo", (base,), {name: hook})
+    hooks = "on_batch, on_examples, on_receipt, on_round, on_update"
+    assert str(caught.value).endswith(f"allowed: {hooks}")
+
+
+def test_hooks_of_the_path_and_other_names_are_taken() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Fine(Defense):
+        on_request: bool = False
+
+        def on_examples(
+            self, gradients: Gradients, state: State, context: Context
+        ) -> tuple[Gradients, State]:
+            return gradients, state
+
+        def once(self) -> None:
+            """No hook."""
+
+    assert Fine(on_request=True).on_request

@@ -722,9 +722,8 @@ PROTECTED: dict[Any, set[Observer]] = {
 def test_fed_sdp_guarantee_numbers(kind: Any) -> None:
     """M = 10 tensors, C = 4, sigma = 6, Kt = 100: mu sqrt(10) / 6 a client, a tenth in the mean."""
     setting = Setting(
-        batch_size=5, local_steps=100, clients=100, all_clients=1000, examples=500, rounds=60,
-        sampling="poisson",
-    )  # fmt: skip
+        batch_size=5, local_steps=100, clients=100, all_clients=1000, examples=500, rounds=60
+    )
     defense = kind()
     for observer in OBSERVERS:
         promise = defense.guarantee(observer, WEIGHTS, setting)
@@ -742,8 +741,14 @@ def test_fed_sdp_guarantee_numbers(kind: Any) -> None:
     (event,) = defense.events(WEIGHTS, setting)
     assert event.noise_multiplier == pytest.approx(6 * math.sqrt(100) / math.sqrt(10))
     assert event.sensitivity == pytest.approx(math.sqrt(10) * 4 / 100)
-    assert (event.sampling_rate, event.sampling, event.steps) == (0.1, "poisson", 60)
+    assert (event.sampling_rate, event.sampling, event.steps) == (0.1, "fixed_size", 60)
     assert defense.noise_std(WEIGHTS, None, context()) == dict.fromkeys(WEIGHTS, 0.0)
+    varying = replace(setting, sampling="poisson")
+    assert (
+        "Poisson sampling varies their number"
+        in defense.guarantee("model", WEIGHTS, varying).reason
+    )
+    assert defense.events(WEIGHTS, varying) == ()
     silent = kind(noise_multiplier=0.0)
     assert silent.guarantee("model", WEIGHTS, setting).reason == "no noise is added"
     assert silent.events(WEIGHTS, setting) == ()

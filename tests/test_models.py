@@ -1,16 +1,20 @@
 """The networks against torch.nn layers with the same weights, and their weight draws."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from leakbench import data
+from leakbench.contracts import Defense, Granularity
 from leakbench.errors import LeakbenchError
-from leakbench.models import BUILDERS, MLP, ModuleModel, Scheme, SigmoidNet, build, digest
+from leakbench.federated import Schedule, partition, sample, train
+from leakbench.gradients import of_batch
+from leakbench.models import BUILDERS, MLP, ModuleModel, ReluNet, Scheme, SigmoidNet, build, digest
 from leakbench.names import MODELS
-from leakbench.streams import generator
+from leakbench.streams import NoiseStreams, generator
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]
 
@@ -34,7 +38,7 @@ SIZES = {
 
 
 def draw(
-    model: SigmoidNet | MLP, seed: int = 0, dtype: torch.dtype = torch.float32
+    model: SigmoidNet | ReluNet | MLP, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     return model.init(generator(seed, "weights"), dtype)
 
@@ -106,7 +110,8 @@ def test_image_models_refuse_tables(name: str, shape: tuple[int, ...]) -> None:
 def test_head_is_the_last_weight(name: str) -> None:
     model = build(name, (1, 28, 28), 7)
     weights = draw(model)
-    assert model.head == list(weights)[-2]
+    dense = [key for key, value in weights.items() if value.ndim == 2]
+    assert model.head == dense[-1]
     assert weights[model.head].shape[0] == 7
 
 
@@ -200,15 +205,102 @@ def test_a_module_without_that_head_is_refused(head: str) -> None:
         ModuleModel(module=module, head=head)
 
 
-@pytest.mark.parametrize("track", [True, False])
-def test_batch_norm_in_training_mode_is_refused(track: bool) -> None:
-    norm = torch.nn.BatchNorm2d(1, track_running_stats=track)
-    module = torch.nn.Sequential(norm, torch.nn.Flatten(), torch.nn.Linear(784, 10))
-    with pytest.raises(LeakbenchError, match=r"layer '0': BatchNorm2d in training mode"):
+def test_running_statistics_that_nobody_updates_are_refused() -> None:
+    module = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))
+    with pytest.raises(LeakbenchError, match=r"layer '0': .* of BatchNorm2d in training") as caught:
         ModuleModel(module=module, head="2.weight")
+    assert "track_running_stats=False" in str(caught.value)
     module.eval()
-    if track:
-        ModuleModel(module=module, head="2.weight")
-    else:  # without running statistics eval() changes nothing
-        with pytest.raises(LeakbenchError, match="BatchNorm2d"):
-            ModuleModel(module=module, head="2.weight")
+    model = ModuleModel(module=module, head="2.weight")
+    assert not model.mixes_examples
+    images = data.load("mnist").candidates[:4]
+    logits = model.logits(model.init(torch.Generator(), torch.float32), images)
+    alone = model.logits(model.init(torch.Generator(), torch.float32), images[2:3])
+    torch.testing.assert_close(logits[2:3], alone, rtol=1e-6, atol=1e-6)
+
+
+def normalised(layer: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, stride=2), layer, nn.Tanh(), nn.Flatten(), nn.Linear(576, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "mixes"),
+    [
+        (nn.BatchNorm2d(4, track_running_stats=False), True),
+        (nn.GroupNorm(2, 4), False),
+        (nn.InstanceNorm2d(4), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_says_whether_it_mixes_examples(
+    layer: nn.Module, mixes: bool, training: bool
+) -> None:
+    model = ModuleModel(module=normalised(layer).train(training), head="4.weight")
+    assert model.mixes_examples is mixes
+    weights = model.init(torch.Generator(), torch.float32)
+    images = data.load("mnist").candidates[:8]
+    whole, part = model.logits(weights, images)[:4], model.logits(weights, images[:4])
+    assert bool(((whole - part).abs() > 1e-3).any()) is mixes
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_batch_gradients_through_batch_norm_are_those_of_autograd(clients: int) -> None:
+    """Of every client, each normalised by his own batch."""
+    module = normalised(nn.BatchNorm2d(4, track_running_stats=False)).double()
+    model = ModuleModel(module=module, head="4.weight")
+    weights = model.init(torch.Generator(), torch.float64)
+    images = data.load("mnist").candidates[: 8 * clients].double().unflatten(0, (clients, 8))
+    labels = data.load("mnist").candidate_labels[: 8 * clients].unflatten(0, (clients, 8))
+    found = of_batch(model, weights, images, labels)
+    for client in range(clients):
+        loss = nn.functional.cross_entropy(module(images[client]), labels[client])
+        wanted = torch.autograd.grad(loss, list(module.parameters()))
+        for (name, _), value in zip(module.named_parameters(), wanted, strict=True):
+            torch.testing.assert_close(
+                found.tensors[name][client], value, rtol=1e-10, atol=1e-12, msg=name
+            )
+
+
+class Batches(Defense):
+    """Looks at whole batches only."""
+
+    name: ClassVar[str] = "batches"
+    granularity: ClassVar[Granularity] = "batch"
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_network_with_batch_norm_is_trained_on_batches(clients: int) -> None:
+    """As torch.optim.SGD trains the module itself, and the loss falls."""
+    module = normalised(nn.BatchNorm2d(4, track_running_stats=False))
+    model = ModuleModel(module=module, head="4.weight")
+    dataset = data.load("mnist")
+    images, labels = dataset.train[:320], dataset.train_labels[:320]
+    schedule = Schedule(
+        rounds=15, batch_size=16, learning_rate=0.1, clients=clients, clients_a_round=clients
+    )
+    trained = train(
+        model, model.init(torch.Generator(), torch.float32), images, labels, Batches(), schedule,
+        seed=0, noise=NoiseStreams(0, ()),
+        evaluate=lambda weights: float(
+            nn.functional.cross_entropy(model.logits(weights, images), labels)
+        ),
+        evaluate_at=(0, 15),
+    )  # fmt: skip
+    assert trained.curve[1][1] < 0.7 * trained.curve[0][1]
+    shares = partition(labels, schedule, generator(0, "partition"))
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    for number in range(15):
+        steps = sample(shares, schedule, 0, (), number)[1]
+        optimiser.zero_grad()
+        for rows in steps[0].positions:
+            loss = nn.functional.cross_entropy(module(images[rows]), labels[rows])
+            (loss / clients).backward()
+        optimiser.step()
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(
+            trained.weights[name], value.detach(), rtol=1e-5, atol=1e-5, msg=name
+        )

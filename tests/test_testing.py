@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -15,15 +15,18 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
+    Granularity,
     Guarantee,
     Leak,
     Observer,
     Reconstruction,
+    Setting,
     State,
     Streams,
     Watch,
     Weights,
 )
+from leakbench.privacy.events import PrivacyEvent
 from leakbench.testing import ContractBreach, check_attack, check_defense
 
 
@@ -129,9 +132,16 @@ class SpoiltDefense(Defense):
             shown = shown.map(lambda _, value: (value - value).abs().sqrt())
         return shown, state
 
-    def guarantee(self, observer: Observer, weights: Weights, batch_size: int) -> Guarantee:
-        reason = "" if self.deed == "guarantee" else "it only halves"
-        return Guarantee(level="none", reason=reason)
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        if self.deed == "several clients" and setting.clients > 1:
+            return cast(Guarantee, None)
+        silent = self.deed == "guarantee" or (self.deed == "raw" and observer == "type0_raw")
+        return Guarantee(level="none", reason="" if silent else "it only halves")
+
+    def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
+        event = PrivacyEvent(noise_multiplier=1.0, sensitivity=1.0)
+        wrong: dict[str, Any] = {"events": [event], "epsilons": (1.0,)}
+        return cast(tuple[PrivacyEvent, ...], wrong.get(self.deed, (event,)))
 
 
 DEFENSE_DEEDS = {
@@ -142,6 +152,10 @@ DEFENSE_DEEDS = {
     "detached": "not differentiable",
     "infinite": "not finite",
     "guarantee": "without a reason",
+    "raw": r"guarantee\('type0_raw'\) is 'none' without a reason",
+    "several clients": "is no Guarantee",
+    "events": "no tuple of PrivacyEvent",
+    "epsilons": "no tuple of PrivacyEvent",
     "weights": "changes the weights",
 }
 
@@ -154,6 +168,94 @@ def test_a_spoilt_defense_is_caught(deed: str) -> None:
 
 def test_a_good_defense_passes() -> None:
     check_defense(SpoiltDefense())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Defense):
+    """Every client scales to the norm of his last batch, at first to that of public examples."""
+
+    name: ClassVar[str] = "scaled"
+    needs_public: ClassVar[bool] = True
+    deed: str = ""
+
+    def init(self, weights: Weights) -> State:
+        return None
+
+    def on_round(self, weights: Weights, state: State, context: Context) -> State:
+        assert context.public is not None
+        if self.deed == "round":
+            torch.rand(1)
+        elif self.deed == "weights":
+            for value in weights.values():
+                value.add_(1e-3)
+        elif self.deed == "late" and context.round > 0:
+            return None
+        public = context.public(weights)
+        assert public.axes == ("client", "example") and public.leading[0] == 1
+        return public.flat_norm().mean() if state is None else state
+
+    def merge(self, state: Tensor) -> State:
+        assert state.ndim == 1
+        if self.deed == "first clients":
+            return dict(enumerate(state))
+        return state if self.deed == "merge" else state.mean()
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        if isinstance(state, dict):
+            state = torch.stack([state[client] for client in context.clients])
+        scale = state.unsqueeze(-1) if state.ndim else state
+        norms = gradients.flat_norm()
+        return gradients.scale(scale / norms), norms.mean(dim=1)
+
+
+SCALED_DEEDS = {
+    "merge": r"from the state that merge gives.*size of tensor",
+    "first clients": r"from the state that merge gives.*KeyError: 2",
+    "late": r"from the state that merge gives.*NoneType",
+    "round": "on_round draws from torch's global generator",
+    "weights": "changes the weights",
+}
+
+
+@pytest.mark.parametrize("deed", SCALED_DEEDS)
+def test_rounds_and_their_states_are_tried(deed: str) -> None:
+    with pytest.raises(ContractBreach, match=SCALED_DEEDS[deed]):
+        check_defense(Scaled(deed=deed))
+
+
+def test_a_defense_with_state_and_public_examples_passes() -> None:
+    """`on_round` was called wherever a hook ran, or the hooks would have no scale."""
+    check_defense(Scaled())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subsets(Defense):
+    name: ClassVar[str] = "subsets"
+    granularity: ClassVar[Granularity] = "subset"
+    size: int = 4
+
+    def subset_size(self, batch_size: int) -> int:
+        return self.size
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        # In a replay the batch is what one victim's gradient was made of.
+        assert context.noise is None or gradients.leading[1] in (2, context.batch_size // self.size)
+        return gradients, state
+
+
+@pytest.mark.parametrize("size", [0, 3, 16])
+def test_subsets_must_divide_the_batch(size: int) -> None:
+    with pytest.raises(ContractBreach, match=rf"subset_size\(8\) is {size}, which does not divide"):
+        check_defense(Subsets(size=size))
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+def test_subsets_that_divide_the_batch_pass(size: int) -> None:
+    check_defense(Subsets(size=size))
 
 
 def test_a_plugin_must_be_a_frozen_dataclass_of_its_family() -> None:

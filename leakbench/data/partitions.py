@@ -6,6 +6,8 @@ Every function takes its randomness from `generator` alone and returns N tensors
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,9 +19,9 @@ def iid(examples: int, clients: int, generator: torch.Generator) -> list[Tensor]
     """Equal shares of a random order; what does not divide is left out.
 
     Raises:
-        LeakbenchError: fewer examples than clients.
+        LeakbenchError: fewer examples than clients, or no clients.
     """
-    each = _share(examples, clients)
+    each = _each("iid", examples, clients)
     order = torch.randperm(examples, generator=generator)[: each * clients]
     return list(order.split(each))
 
@@ -31,15 +33,15 @@ def shards(
 
     labels (n,). Each client gets `classes_a_client` shards of consecutive examples, dealt at
     random: mostly that many classes, as in the papers' "data of two classes each". Within a class
-    the order is random.
+    the order is random; what does not divide is left out at random.
 
     Raises:
-        LeakbenchError: fewer examples than shards.
+        LeakbenchError: fewer examples than shards, or no shards.
     """
     count = clients * classes_a_client
-    each = _share(len(labels), count)
-    mixed = torch.randperm(len(labels), generator=generator)
-    by_class = mixed[labels[mixed].argsort(stable=True)][: each * count]
+    each = _each("shards", len(labels), count)
+    mixed = torch.randperm(len(labels), generator=generator)[: each * count]
+    by_class = mixed[labels[mixed].argsort(stable=True)]
     dealt = by_class.reshape(count, each)[torch.randperm(count, generator=generator)]
     return list(dealt.reshape(clients, each * classes_a_client))
 
@@ -53,13 +55,14 @@ def dirichlet(
     examples, some of them none.
 
     Raises:
-        LeakbenchError: concentration is not positive and finite, or no clients.
+        LeakbenchError: concentration is not positive or, over all clients, not finite; fewer
+            examples than clients, or no clients.
     """
-    if not 0 < concentration < float("inf"):
+    _each("dirichlet", len(labels), clients)
+    if not 0 < concentration * clients < math.inf:
         raise LeakbenchError(
-            f"partition 'dirichlet': concentration must be positive, got {concentration}"
+            f"partition 'dirichlet': concentration must be positive and finite, got {concentration}"
         )
-    _share(len(labels), clients)
     # torch draws no Dirichlet from a generator of one's own.
     random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     held: list[list[Tensor]] = [[] for _ in range(clients)]
@@ -73,7 +76,11 @@ def dirichlet(
     return [torch.cat(parts) for parts in held]
 
 
-def _share(examples: int, parts: int) -> int:
+def _each(kind: str, examples: int, parts: int) -> int:
+    """Examples in each of equal parts."""
     if not 0 < parts <= examples:
-        raise LeakbenchError(f"{examples} examples cannot be shared by {parts}; allowed: 1 to that")
+        raise LeakbenchError(
+            f"partition '{kind}': {examples} examples cannot be cut into {parts} parts; "
+            f"allowed: 1 to {examples}"
+        )
     return examples // parts

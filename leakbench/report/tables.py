@@ -387,7 +387,7 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
     if privacy["epsilon"] is None:
         return f"none: {privacy['reason']}"
     relation = {"add_remove": "add/remove", "replace_one": "replace-one"}[privacy["relation"]]
-    flagged = "; sampling not as accounted" if privacy["flags"] else ""
+    flagged = "".join(f"; {flag.replace('_', ' ')}" for flag in privacy["flags"])
     return (
         f"{compact(privacy['epsilon'])} ({privacy['level']}, {relation}, delta "
         f"{compact(privacy['delta'])}, {privacy['accountant']}, {privacy['sampling']}{flagged})"

@@ -1,0 +1,479 @@
+"""Trainings of a suite, and gradients read after training: records, resume, promises, reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from leakbench import runner, trials, utility
+from leakbench.cli import app
+from leakbench.contracts import Setting
+from leakbench.data import catalog, load
+from leakbench.defenses.fed_cdp import FedCDP
+from leakbench.defenses.fed_sdp import FedSDPClient
+from leakbench.errors import LeakbenchError
+from leakbench.federated import Schedule, train
+from leakbench.pretraining import accuracy
+from leakbench.privacy import pld
+from leakbench.records import Run
+from leakbench.report import cells, tables
+from leakbench.streams import NoiseStreams
+from leakbench.suite import Plan, resolve
+
+SUITE = """
+schema = 1
+name = "small"
+title = "Small"
+paper = "none"
+source = "none"
+version = 1
+seed = 3
+datasets = ["mnist"]
+model = { name = "mlp", weights = "default" }
+attack = { name = "dlg", parameters = { steps = 1 } }
+knowledge = { naive = {}, adaptive = {} }
+printed_utility = [{ dataset = "mnist", defense = "none", accuracy = "0.954" }]
+
+[training]
+mode = "federated"
+iterations = 4
+clients = 20
+clients_a_round = 3
+local_steps = 2
+batch_size = { mnist = 4 }
+
+[leak]
+type = 2
+
+[utility]
+evaluations = 2
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "undefended"
+
+[[defenses]]
+id = "cdp"
+name = "fed_cdp"
+label = "Fed-CDP"
+parameters = { clip = 1.0, noise_multiplier = 0.5, convention = "sum" }
+
+[[defenses]]
+id = "sdp"
+name = "fed_sdp_client"
+label = "Fed-SDP"
+parameters = { clip = 0.5, noise_multiplier = 0.01 }
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[profiles.quick]
+networks = 1
+victims = 4
+[profiles.quick.utility]
+networks = 2
+"""
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """The suite with pieces of text replaced, as a file."""
+
+    def put(*changes: tuple[str, str]) -> str:
+        text = SUITE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "small.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return put
+
+
+def run(plan: Plan, folder: Path, **options: Any) -> runner.Outcome:
+    return runner.run(plan, folder, root=None, **options)
+
+
+def trained(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Records of trainings by row and network, without what a host decides."""
+    return {
+        (record["row"], record["network"]): {k: v for k, v in record.items() if k != "host"}
+        for record in Run(folder).records().values()
+        if record.get("kind") == "utility"
+    }
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """The suite run once."""
+    folder = tmp_path_factory.mktemp("done")
+    path = folder / "small.toml"
+    path.write_text(SUITE, encoding="utf-8")
+    plan = resolve(str(path))
+    outcome = run(plan, folder / "run")
+    assert (outcome.planned, outcome.ran, outcome.errors) == (6 * 4 + 6, 6 * 4 + 6, 0)
+    return plan, folder / "run"
+
+
+def report_of(plan: Plan, folder: Path) -> dict[str, Any]:
+    store = Run(folder)
+    return cells.build(
+        plan,
+        runner.plan_cells(plan, None, "cpu"),
+        store.records(),
+        store.manifest(),
+        runner.plan_trainings(plan, None, "cpu"),
+    )
+
+
+# ------------------------------------------------------------------------------ trainings
+
+
+def test_a_record_says_what_the_training_did(done: tuple[Plan, Path]) -> None:
+    plan, folder = done
+    data = load("mnist")
+    for (row, network), record in trained(folder).items():
+        (cell,) = (each for each in plan.utility if each.row == row)
+        weights = utility.first_weights(cell, network)
+        model = trials.network(plan.cells[0], data, network)[0]
+        again = train(
+            model, weights, data.train, data.train_labels, utility.build_defense(cell),
+            Schedule(**cell.schedule), seed=3, axes=("mnist", network),
+            noise=NoiseStreams(3, ("training", "mnist", network)),
+        )  # fmt: skip
+        share = accuracy(model, again.weights, data.public, data.public_labels)
+        assert record["accuracy"] == pytest.approx(share, abs=1e-6)
+        assert [rounds for rounds, _ in record["curve"]] == [0, 2, 4]
+        assert record["curve"][-1][1] == record["accuracy"]
+        assert (record["status"], record["data"], record["examples"]) == ("ok", "sample", 4000)
+        assert (record["rounds"], record["iterations"]) == (4, 8)
+    assert len(trained(folder)) == 6
+
+
+def test_methods_start_alike_and_networks_do_not(done: tuple[Plan, Path]) -> None:
+    starts = {key: record["curve"][0][1] for key, record in trained(done[1]).items()}
+    for network in (0, 1):
+        assert len({share for (_, number), share in starts.items() if number == network}) == 1
+    assert starts["none", 0] != starts["none", 1]
+
+
+def test_the_same_whatever_workers_and_kills(write: Write, done: tuple[Plan, Path]) -> None:
+    plan = resolve(write())
+    folder = Path(write()).parent / "again"
+    run(plan, folder, workers=2, chunk_size=3)
+    assert trained(folder) == trained(done[1])
+    assert run(plan, folder).ran == 0
+    # A kill may take any line with it: what is lost is done again, and nothing else.
+    path = folder / "records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lost = next(line for line in lines if json.loads(line).get("kind") == "utility")
+    path.write_bytes(b"".join(line for line in lines if line != lost))
+    assert run(plan, folder).ran == 1
+    assert trained(folder) == trained(done[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('label = "Fed-CDP"', 'label = "another"', True),
+        ("steps = 1", "steps = 2", True),  # the attack's
+        ("clip = 1.0", "clip = 2.0", False),
+        ("clients_a_round = 3", "clients_a_round = 4", False),
+        ("iterations = 4", "iterations = 5", False),
+        ("evaluations = 2", "evaluations = 1", False),
+        ("seed = 3", "seed = 4", False),
+    ],
+)
+def test_what_decides_a_training_is_in_its_identity(
+    write: Write, old: str, new: str, same: bool
+) -> None:
+    def identities(path: str) -> set[str]:
+        planned = runner.plan_trainings(resolve(path), None, "cpu")
+        return {name for each in planned if each.cell.row == "cdp" for name in each.identities}
+
+    before = identities(write())
+    assert len(before) == 2
+    assert (identities(write((old, new))) == before) == same
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([("clients = 20", "clients = 2000")], ["2 examples", "batch of 4", "up to 2"]),
+        ([("clients_a_round = 3", "clients_a_round = 30")], ["30 clients a round of 20"]),
+        ([("clip = 1.0", "clip = 0.0")], ["defense 'cdp'", "clip", "positive"]),
+        ([("noise_multiplier = 0.5", "noise_multiplier = -1.0")], ["noise_multiplier", ">= 0"]),
+        (
+            [("clients_a_round = 3", 'clients_a_round = 3\nsampling = "poisson"\n'
+              'aggregation = "fed_averaging"')],
+            ["fed_averaging", "fed_sgd"],
+        ),
+        ([("[utility]", '[utility]\ndefenses = ["cdq"]')], ["utility.defenses", "'cdp'"]),
+        ([("[utility]", '[utility]\nmodel = { name = "cnn9" }')], ["model.name", "'cnn2'"]),
+        ([('accuracy = "0.954"', 'accuracy = "1.954"')], ["printed_utility.accuracy", "0 to 1"]),
+        ([('name = "fed_cdp"', 'name = "batch_clip"'),
+          ('parameters = { clip = 1.0, noise_multiplier = 0.5, convention = "sum" }',
+           "parameters = { subset = 3 }")],
+         ["no subsets of 3", "divisors"]),
+    ],
+)  # fmt: skip
+def test_a_training_that_cannot_start_is_refused_before_anything_runs(
+    write: Write, changes: list[tuple[str, str]], words: list[str]
+) -> None:
+    path = write(*changes)
+    folder = Path(path).parent / "refused"
+    with pytest.raises(LeakbenchError) as caught:
+        run(resolve(path), folder)
+    assert "small.toml" in str(caught.value) and "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+    assert not folder.exists()
+
+
+def test_weights_that_leave_the_finite_numbers_are_said_to(write: Write, tmp_path: Path) -> None:
+    plan = resolve(write(("noise_multiplier = 0.01", "noise_multiplier = 1e38")), defense="sdp")
+    outcome = run(plan, tmp_path / "run")
+    assert outcome.errors == 0
+    for record in trained(tmp_path / "run").values():
+        assert record["status"] == "nan" and "finite" in record["reason"]
+
+
+def test_a_defense_that_fails_fails_alone(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(FedCDP, "on_examples", fail)
+    outcome = run(resolve(write()), tmp_path / "run")
+    found = trained(tmp_path / "run")
+    assert {row for (row, _), record in found.items() if record["status"] == "error"} == {"cdp"}
+    assert "no luck" in found["cdp", 0]["reason"]
+    assert outcome.errors == 2 + 2 * 4  # its trainings, and its trials of two attackers
+
+
+def test_no_data_is_no_error(write: Write, tmp_path: Path) -> None:
+    path = write(('datasets = ["mnist"]', 'datasets = ["lfw"]'), ("mnist = 4", "lfw = 4"),
+                 ('printed_utility = [{ dataset = "mnist", defense = "none", accuracy = "0.954" }]',
+                  ""))  # fmt: skip
+    outcome = run(resolve(path), tmp_path / "run")
+    assert (outcome.ran, outcome.errors, outcome.skipped) == (0, 0, 30)
+    report = report_of(resolve(path), tmp_path / "run")
+    assert all("no data" in entry["reason"] for entry in report["costs"])
+
+
+@pytest.mark.data
+def test_the_whole_set_is_used_where_it_is() -> None:
+    root = catalog.data_root()
+    if root is None:
+        pytest.skip("LEAKBENCH_DATA is not set")
+    found = utility.material("mnist", root)
+    assert (found.source, len(found.train), len(found.test)) == ("full", 59_000, 10_000)
+    public = {row.tobytes() for row in (found.public * 255).round().to(torch.uint8).numpy()}
+    assert not any(row.tobytes() in public for row in found.train.numpy())
+
+
+# ------------------------------------------------------------------------------ privacy
+
+
+def test_epsilon_is_that_of_the_releases(done: tuple[Plan, Path]) -> None:
+    found = trained(done[1])
+    setting = Setting(
+        batch_size=4, local_steps=2, clients=3, all_clients=20, examples=200, rounds=4
+    )
+    weights = utility.first_weights(done[0].utility[0], 0)
+    for row, defense in (
+        ("cdp", FedCDP(clip=1.0, noise_multiplier=0.5, convention="sum")),
+        ("sdp", FedSDPClient(clip=0.5, noise_multiplier=0.01)),
+    ):
+        events = defense.events(weights, setting)
+        privacy = found[row, 0]["privacy"]
+        assert [event["steps"] for event in privacy["events"]] == [8 if row == "cdp" else 4]
+        rate = (3 / 20) * (4 / 200 if row == "cdp" else 1)
+        assert privacy["events"][0]["sampling_rate"] == pytest.approx(rate)
+        expected = pld.epsilon(events, 1e-5, relation="replace_one")
+        assert privacy["epsilon"] == pytest.approx(expected)
+        assert privacy["level"] == ("instance" if row == "cdp" else "client")
+        # Clients are drawn once a round, their examples in its steps: no accountant knows that.
+        assert privacy["flags"] == (["sampling_not_as_accounted"] if row == "cdp" else [])
+    assert found["none", 0]["privacy"]["epsilon"] is None
+    assert found["none", 0]["privacy"]["reason"]
+
+
+# ------------------------------------------------------------------------------ report
+
+
+def test_costs_stand_beside_the_worst_attack(done: tuple[Plan, Path]) -> None:
+    plan, folder = done
+    report = report_of(plan, folder)
+    json.dumps(report, allow_nan=False)
+    entries = {entry["row"]: entry for entry in report["costs"]}
+    records = trained(folder)
+    for row, entry in entries.items():
+        mean = (records[row, 0]["accuracy"] + records[row, 1]["accuracy"]) / 2
+        assert entry["accuracy"]["value"] == pytest.approx(mean)
+        assert entry["networks"] == 2 and entry["failed"] == 0
+    assert entries["none"]["times_undefended"] == 1.0
+    ratio = entries["cdp"]["seconds_per_iteration"] / entries["none"]["seconds_per_iteration"]
+    assert entries["cdp"]["times_undefended"] == pytest.approx(ratio)
+    assert entries["none"]["printed_accuracy"] == "0.954"
+    assert entries["none"]["verdict"] == "not reproduced"  # .3 after 4 rounds
+    text = tables.to_markdown(report)
+    assert "Leakage, accuracy, privacy and cost" in text
+    line = next(line for line in text.splitlines() if line.startswith("| Fed-CDP"))
+    assert "replace-one" in line and "sampling not as accounted" in line and "3 of 20" in line
+
+
+def test_fewer_rounds_neither_confirm_nor_refute(write: Write, tmp_path: Path) -> None:
+    path = write(("[profiles.quick.utility]", "[profiles.quick.utility]\niterations = 1"))
+    plan = resolve(path, defense="none")
+    run(plan, tmp_path / "run")
+    (entry,) = report_of(plan, tmp_path / "run")["costs"]
+    assert (entry["verdict"], entry["rounds"]) == ("fewer rounds", 1)
+
+
+def test_printed_accuracies_go_with_the_settings_they_are_of(write: Write) -> None:
+    def printed(*settings: str) -> set[tuple[str, str]]:
+        return set(resolve(write(), settings=settings).printed_utility)
+
+    assert printed() == {("mnist", "none")}
+    assert printed("training.learning_rate=0.2") == set()
+    assert printed("profiles.quick.utility.iterations=1") == {("mnist", "none")}
+
+
+def test_the_command_line_shows_trainings(write: Write, tmp_path: Path) -> None:
+    path = write(("networks = 2", "networks = 1"))
+    cli = CliRunner()
+    said = cli.invoke(app, ["validate", path])
+    assert "3 trainings of 4 rounds each" in said.output
+    made = cli.invoke(app, ["run", path, "--out", str(tmp_path / "run"), "--workers", "1"])
+    assert made.exit_code == 0
+    assert "x undefended" in made.output
+    again = cli.invoke(app, ["report", str(tmp_path / "run"), "--format", "json"])
+    assert [entry["row"] for entry in json.loads(again.output)["costs"]] == ["none", "cdp", "sdp"]
+
+
+# ------------------------------------------------------------------------------ later leaks
+
+
+LATE = ("[leak]\ntype = 2", '[leak]\ntype = 2\nat = "middle"')
+
+
+def leaks(plan: Plan, row: str, knowledge: str = "naive") -> Any:
+    """The leak of a row's victims, as an attack is given it, and the cell."""
+    (cell,) = (c for c in plan.cells if c.row == row and c.knowledge == knowledge)
+    found: list[Any] = []
+
+    class Keep:
+        name = "keep"
+
+        def start(self, leak: Any, streams: Any) -> None:
+            found.append(leak)
+            raise InterruptedError
+
+    chunk = trials.Chunk(
+        cells=(cell,), identities=("x",), network=0, trials=((0, 0), (0, 1)), root=None,
+        device="cpu",
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(trials, "build_attack", lambda cell: Keep())
+        trials.run_chunk(chunk)
+    return found[0], cell
+
+
+def test_a_later_leak_is_read_from_weights_trained_with_the_defense(write: Write) -> None:
+    plan = resolve(write(LATE))
+    data = load("mnist")
+    for row in ("none", "cdp", "sdp"):
+        leak, cell = leaks(plan, row)
+        model, weights = trials.network(cell, data, 0)
+        assert cell.rounds == (2,) and leak.point.round == 2
+        schedule = Schedule(**{**cell.federation, "rounds": 2})
+        reached = train(
+            model, weights, data.train, data.train_labels, trials.build_defense(cell), schedule,
+            total=4, seed=3, axes=("mnist", 0), noise=NoiseStreams(3, ("training", "mnist", 0)),
+        ).weights  # fmt: skip
+        seen = leak.observations[0].weights
+        assert all(torch.equal(seen[name], value) for name, value in reached.items())
+        assert not torch.equal(seen[model.head], weights[model.head])
+
+
+def test_looks_over_rounds_follow_the_training(write: Write) -> None:
+    over = ("[leak]\ntype = 2", '[leak]\ntype = 2\nobservations = 3\nover = "rounds"')
+    plan = resolve(write(over, ('convention = "sum"', 'convention = "per_example"')))
+    leak, cell = leaks(plan, "cdp", "adaptive")
+    assert cell.rounds == (0, 1, 2) and cell.leak == "type2/example@first x3, a round each"
+    heads = [look.weights["dense3.weight"] for look in leak.observations]
+    assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
+    noise = [
+        look.gradients.tensors["dense3.weight"]
+        - leak.simulate(victim_inputs(), leak_labels(), torch.arange(2), number).tensors[
+            "dense3.weight"
+        ]
+        for number, look in enumerate(leak.observations)
+    ]
+    # The replay at the truth leaves the noise alone: std 0.5 * C, fresh in every round.
+    for one in noise:
+        assert float(one.std()) == pytest.approx(0.5, rel=0.15)
+    assert abs(float((noise[0] * noise[1]).mean())) < 0.05
+    planned = next(each for each in runner.plan_cells(plan, None, "cpu") if each.cell == cell)
+    assert planned.ceiling_mu == pytest.approx(math.sqrt(3) * math.sqrt(6) / 0.5)
+
+
+def victim_inputs() -> torch.Tensor:
+    return load("mnist").candidates[:2][:, None]
+
+
+def leak_labels() -> torch.Tensor:
+    return load("mnist").candidate_labels[:2][:, None]
+
+
+def test_first_leaks_do_not_depend_on_the_training_to_come(write: Write) -> None:
+    first = {str(cell): cell.spec() for cell in resolve(write()).cells}
+    other = resolve(write(("clients = 20", "clients = 25")))
+    assert {str(cell): cell.spec() for cell in other.cells} == first
+    later = {cell.row: cell.spec() for cell in resolve(write(LATE)).cells}
+    moved = resolve(write(LATE, ("clients = 20", "clients = 25")))
+    assert all(cell.spec() != later[cell.row] for cell in moved.cells)
+
+
+def test_ceilings_of_later_looks_know_the_decay(write: Write) -> None:
+    decaying = ('name = "fed_cdp"', 'name = "dp_dyn_sigma"')
+    noise = ('noise_multiplier = 0.5, convention = "sum"',
+             'noise_multiplier = 6.0, noise_multiplier_end = 2.0')  # fmt: skip
+    found = []
+    for at in (0, 3):
+        plan = resolve(write(decaying, noise, ("[leak]\ntype = 2", f"[leak]\ntype = 2\nat = {at}")))
+        planned = [p for p in runner.plan_cells(plan, None, "cpu") if p.cell.row == "cdp"]
+        found.append(planned[0].ceiling_mu)
+    assert found == pytest.approx([math.sqrt(6) / 6, math.sqrt(6) / 3])
+
+
+@pytest.mark.parametrize("kind", ["naive", "adaptive"])
+def test_late_trials_run_whatever_their_company(write: Write, tmp_path: Path, kind: str) -> None:
+    plan = resolve(write(LATE, ("[profiles.quick.utility]\nnetworks = 2", "")))
+    run(plan, tmp_path / "one", chunk_size=1)
+    run(plan, tmp_path / "all")
+
+    def kept(folder: Path) -> dict[Any, Any]:
+        return {
+            key: {k: v for k, v in record.items() if k != "host"}
+            for key, record in Run(folder).records().items()
+            if record.get("knowledge") == kind
+        }
+
+    assert kept(tmp_path / "one") == kept(tmp_path / "all") != {}
