@@ -37,7 +37,7 @@ timeout 120 "$PYTHON" benchmarks/attack.py --device "$DEVICE" $BENCH_ARGS | tee 
 [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 
 # A run that is stopped keeps what it has; its report says how many trials are missing.
-for suite in tifs_table3 tpds_table1; do
+for suite in tpds_table3 tpds_table4; do
   run=results/runs/$suite-paper-$name
   timeout --signal=INT "$SECONDS_A_SUITE" \
     "$PYTHON" -m leakbench.cli run "$suite" --profile paper --device "$DEVICE" --workers 1 --out "$run"

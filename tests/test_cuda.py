@@ -9,12 +9,13 @@ import torch
 
 from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
 from leakbench.data import load
+from leakbench.federated import Schedule, train
 from leakbench.models import build
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run
 from leakbench.simulation import simulator
-from leakbench.streams import VictimStreams, generator
+from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.suite import resolve
 from leakbench.training import Batch, capture
 
@@ -67,6 +68,28 @@ def test_cpl_recovers_digits(line_search: bool) -> None:
     errors = (found.inputs[:, 0] - images).square().flatten(1).mean(dim=1)
     assert found.inputs.is_cuda
     assert int((errors < 1e-3).sum()) >= 14
+
+
+@pytest.mark.parametrize("name", ["none", "fed_cdp", "fed_sdp_client"])
+def test_training_goes_the_way_it_goes_on_the_cpu(name: str) -> None:
+    data = load("mnist")
+    model = build("cnn2_relu", data.input_shape, data.classes, "default")
+    weights = model.init(generator(0, "weights"), torch.float32)
+    kind = load_plugin("defenses", name)
+    defense = kind() if name == "none" else kind(noise_multiplier=0.01)
+    schedule = Schedule(
+        rounds=2, batch_size=8, learning_rate=0.1, clients=5, clients_a_round=3, local_steps=4
+    )
+    reached = []
+    for device in ("cpu", "cuda"):
+        found = train(
+            model, {k: v.to(device) for k, v in weights.items()}, data.train.to(device),
+            data.train_labels.to(device), defense, schedule, seed=1,
+            noise=NoiseStreams(1, ("training",)),
+        )  # fmt: skip
+        reached.append({k: v.cpu() for k, v in found.weights.items()})
+    for key, value in reached[0].items():
+        torch.testing.assert_close(reached[1][key], value, rtol=1e-3, atol=1e-4)
 
 
 def test_a_suite_gives_the_same_records_twice(tmp_path: Path) -> None:

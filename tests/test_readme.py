@@ -33,6 +33,13 @@ def dropped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         sys.modules.pop(f"leakbench.{kind}.{name}", None)
 
 
+def test_the_list_of_defenses_is_complete() -> None:
+    text = (README.parent / "docs" / "defenses.md").read_text(encoding="utf-8")
+    built_in = {plugin.name for plugin in registry.discover("defenses")}
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert built_in <= {name for row in rows for name in re.findall("`(.+?)`", row)}
+
+
 def test_there_is_one_example_of_each_kind() -> None:
     assert [(kind, name) for kind, name, _ in EXAMPLES] == [
         ("attacks", "gray_start"),
