@@ -20,7 +20,7 @@ from leakbench.errors import LeakbenchError, WorkerLost
 
 if TYPE_CHECKING:
     from leakbench.records import Run
-    from leakbench.runner import PlannedCell, PlannedTraining, Progress
+    from leakbench.runner import Outcome, PlannedCell, PlannedTraining, Progress
     from leakbench.suite import Plan
 
 RUNS = Path("results/runs")
@@ -54,6 +54,13 @@ class Format(StrEnum):
     md = "md"
     csv = "csv"
     html = "html"
+    json = "json"
+
+
+class ChoiceFormat(StrEnum):
+    """Formats of a choice."""
+
+    md = "md"
     json = "json"
 
 
@@ -183,26 +190,79 @@ def run(
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
-    if out is not None and out == Path():
-        raise LeakbenchError("--out: empty; give a folder of its own for the run")
-    folder = out if out is not None else RUNS / f"{plan.suite.name}-{profile}"
-    where = _device(device)
-    count = workers or (1 if where == "cuda" else os.cpu_count() or 1)
+    folder, where, count = _place(plan, out, device, workers)
     with _interruptible(folder):
         with _progress() as report:
             outcome = runner.run(
                 plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
                 report=report,
             )  # fmt: skip
-        if outcome.torn_bytes:
-            _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
-        if outcome.interrupted:
-            _say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
-            raise KeyboardInterrupt
-        if outcome.changed:  # a gallery of what was there before would be taken for this one's
-            (folder / "gallery.png").unlink(missing_ok=True)
-        text, broken = _write_reports(folder)
+        text, broken = _written(folder, outcome)
         print(text)
+    _end(folder, outcome, broken)
+
+
+@app.command()
+def cloak(
+    suite: SuiteArgument = "cloak_table2",
+    profile: ProfileOption = "quick",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; else results/runs/SUITE-PROFILE.")
+    ] = None,
+    device: DeviceOption = Device.auto,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")] = 0,
+    rule: Annotated[
+        str | None,
+        typer.Option("--rule", help="Success rule of the suite to choose by; else strict."),
+    ] = None,
+    format: Annotated[ChoiceFormat, typer.Option(help="md or json.")] = ChoiceFormat.md,
+    settings: SetOption = None,
+) -> None:
+    """Run a suite and choose, of its defenses that leak nothing, the most accurate one."""
+    plan = _plan(suite, profile, None, None, settings)  # first: torch takes its time to load
+    from leakbench import cloak as choosing
+    from leakbench.data.catalog import data_root
+
+    folder, where, count = _place(plan, out, device, workers)
+    with _interruptible(folder):
+        with _progress() as report:
+            found = choosing.search(
+                plan, folder, root=data_root(), device=where, workers=count, rule=rule,
+                report=report,
+            )  # fmt: skip
+        outcome = found.outcome
+        _, broken = _written(folder, outcome)
+        write = choosing.to_json if format is ChoiceFormat.json else choosing.to_markdown
+        print(write(plan, found.choices), end="")
+    for choice in found.choices:
+        if choice.optimistic:
+            _say(f"{choice.dataset}: {choice.cautions()[0]}")
+    _end(folder, outcome, broken)
+
+
+def _place(plan: Plan, out: Path | None, device: Device, workers: int) -> tuple[Path, str, int]:
+    """Folder, device and number of worker processes of a run."""
+    if out is not None and out == Path():
+        raise LeakbenchError("--out: empty; give a folder of its own for the run")
+    folder = out if out is not None else RUNS / f"{plan.suite.name}-{plan.profile}"
+    where = _device(device)
+    return folder, where, workers or (1 if where == "cuda" else os.cpu_count() or 1)
+
+
+def _written(folder: Path, outcome: Outcome) -> tuple[str, list[str]]:
+    """Write the reports of a run that was not interrupted; its table, and rows above a ceiling."""
+    if outcome.torn_bytes:
+        _say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
+    if outcome.interrupted:
+        _say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
+        raise KeyboardInterrupt
+    if outcome.changed:  # a gallery of what was there before would be taken for this one's
+        (folder / "gallery.png").unlink(missing_ok=True)
+    return _write_reports(folder)
+
+
+def _end(folder: Path, outcome: Outcome, broken: list[str]) -> None:
+    """Say how a run went, and exit with its code."""
     for row in broken:
         _say(f"above its ceiling, so mechanism or accounting is wrong: {row}")
     _say(

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ def scan(module: str, path: Path, origin: str) -> list[Plugin]:
     returned as broken under its own stem, so that listing never fails and hides nothing.
     """
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = _parsed(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         return [broken(path.stem, origin, module, one_line(error), path)]
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -52,6 +53,12 @@ def scan(module: str, path: Path, origin: str) -> list[Plugin]:
         )
         for name, node in named
     ]
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: bytes) -> ast.Module:
+    """A suite of thirty rows asks for the same files hundreds of times."""
+    return ast.parse(text)
 
 
 def broken(name: str, origin: str, module: str, reason: str, path: Path | None = None) -> Plugin:

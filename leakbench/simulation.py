@@ -58,8 +58,12 @@ def simulator(
         if local_steps == "average":  # one step on all examples, as long as all steps together
             steps, rate = 1, taken * learning_rate
         example_view = point.type == 2 and point.view == "example"
-        if example_view:  # the costly part once for all defenses, then each one's hooks
-            gradients = per_example(model, seen.weights, inputs, labels)
+        # All clients begin from the same weights: the costly part of the first local step once for
+        # all defenses, then each one's hooks.
+        begun = None
+        if not getattr(model, "mixes_examples", False):
+            some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
+            begun = per_example(model, seen.weights, some, theirs)
         numbers = which.unique().tolist()
         # The usual case, all rows through one replay: nothing to pick out and to put back.
         alone = len(numbers) == 1 and len(rows) % PAD == 0
@@ -79,8 +83,10 @@ def simulator(
                 clients=tuple(range(len(chosen))),
                 observation=seen.of(rows[chosen]),
             )
+            first = begun if alone or begun is None else begun.select(chosen)
             if example_view:
-                shown = gradients if alone else gradients.select(chosen)
+                assert first is not None, "a network that mixes examples has no gradient of one"
+                shown = first
                 # In the batch the victim was in, which his dummy example stands alone for.
                 if protects_examples(replay.defense, known.batch_size):
                     shown, _ = replay.defense.on_examples(shown, state, context)
@@ -97,6 +103,7 @@ def simulator(
                 tapped = run_round(
                     model, seen.weights, batches, replay.defense, state, context,
                     learning_rate=rate, point=point, stop_at_tap=True, by_examples=True,
+                    first=first,
                 ).tapped  # fmt: skip
                 assert tapped is not None
                 shown = in_gradient_units(tapped, point, steps, rate)

@@ -1133,12 +1133,15 @@ def _rows(
         if not rows:
             registry.find("defenses", defense, "--defense")
             rows = [DefenseTable(id=_as_identifier(defense), name=defense, label=defense)]
-    full = []
+    kinds: dict[str, type] = {}
     for row in rows:
-        registry.find("defenses", row.name, f"{file}, key defenses.name")
-        kind = registry.load("defenses", row.name)
-        full.append((row, complete(kind, row.parameters, f"{file}, defense '{row.id}'")))
-    return full
+        if row.name not in kinds:
+            registry.find("defenses", row.name, f"{file}, key defenses.name")
+            kinds[row.name] = registry.load("defenses", row.name)
+    return [
+        (row, complete(kinds[row.name], row.parameters, f"{file}, defense '{row.id}'"))
+        for row in rows
+    ]
 
 
 def _as_identifier(name: str) -> str:

@@ -71,6 +71,7 @@ def run_round(
     chunk_size: int | None = None,
     shares: Tensor | None = None,
     by_examples: bool = False,
+    first: Gradients | None = None,
 ) -> Round:
     """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
 
@@ -79,7 +80,8 @@ def run_round(
     needs no more). chunk_size bounds the memory of per-example gradients, not the result. shares
     (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
     by_examples: gradients of batches are means of those of examples, whatever the granularity:
-    slower, but a client's bits then depend on no other client (where weights are shared).
+    slower, but a client's bits then depend on no other client (where weights are shared). first:
+    per-example gradients of the first local step, where the caller has them already.
     """
     local, stacked, tapped = weights, False, None
     moved: dict[str, Tensor] = {}
@@ -91,6 +93,7 @@ def run_round(
             model, local, batch, defense, state, here,
             stacked=stacked, at_example=at_example, chunk_size=chunk_size,
             by_examples=by_examples and not getattr(model, "mixes_examples", False),
+            single=None if stacked else first,
         )  # fmt: skip
         if at_example:
             tapped = shown
@@ -133,13 +136,14 @@ def _mean_gradients(
     at_example: bool,
     chunk_size: int | None,
     by_examples: bool,
+    single: Gradients | None,
 ) -> tuple[Gradients, Gradients | None, State]:
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
     size = batch.inputs.shape[1]
     at_single = protects_examples(defense, size)  # where `on_examples` works
     whole = defense.granularity == "batch" and not at_example
-    shown = single = None
-    if by_examples or at_example or (at_single and not whole):
+    shown = None
+    if single is None and (by_examples or at_example or (at_single and not whole)):
         single = per_example(
             model, weights, batch.inputs, batch.labels,
             stacked=stacked, mask=batch.mask, chunk_size=chunk_size,

@@ -136,8 +136,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 # ------------------------------------------------------------------------------ what is there
 
-COMMANDS = ["", "list", "run", "validate", "report", "gallery", "doctor", "data", "data list",
-            "data prepare"]  # fmt: skip
+COMMANDS = ["", "list", "run", "cloak", "validate", "report", "gallery", "doctor", "data",
+            "data list", "data prepare"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

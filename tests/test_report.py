@@ -466,6 +466,50 @@ def test_a_printed_root_stands_in_the_tables(tpds: Plan) -> None:
     assert (line["printed.rmse"], line["row"], line["variant"]) == ("0.120", "cpl/none", "cpl")
 
 
+@pytest.fixture(scope="module")
+def yes_or_no() -> Plan:
+    """A table that says of one example whether the attack succeeds."""
+    return resolve("tpds_table3", "quick")
+
+
+@pytest.mark.parametrize(
+    ("defense", "failing", "word"),
+    [
+        ("type2/non_private", 0, "reproduced"),  # printed: it succeeds
+        ("type2/non_private", 24, "not reproduced"),
+        ("type2/non_private", 12, "inconclusive"),
+        ("type2/fed_alpha_cdp_sigma", 24, "reproduced"),  # printed: it does not, in 300 iterations
+        ("type2/fed_alpha_cdp_sigma", 0, "inconclusive"),  # the profile stops after 20
+    ],
+)
+def test_a_printed_yes_or_no_is_held_against_one_half(
+    yes_or_no: Plan, defense: str, failing: int, word: str
+) -> None:
+    planned = plan_cell(yes_or_no, defense=defense, networks=3)
+    cell = only(yes_or_no, planned, fill(planned, lambda n, v: NOISE if v < failing else {}))
+    assert cell["printed"]["asr"] == ("Y" if "non_private" in defense else "N")
+    assert cell["verdict"]["asr"]["strict"] == word
+    said = "success" if "non_private" in defense else "failure"
+    assert f"Printed {said}: " in cell["verdict"]["summary"]
+
+
+def test_a_rule_that_is_strict_and_the_papers_has_one_column(yes_or_no: Plan) -> None:
+    planned = plan_cell(yes_or_no, defense="type2/non_private", networks=3)
+    text = tables.to_markdown(build(yes_or_no, (planned, fill(planned))))
+    header = next(line for line in text.splitlines() if "own stop" in line)
+    assert [cell.strip() for cell in header.split("|")].count("strict") == 1
+
+
+def test_a_claim_without_numbers_has_a_verdict_on_its_rate_alone() -> None:
+    plan = resolve("tpds_section4", "quick")
+    planned = plan_cell(plan, defense="cpl/prune_90", networks=3)
+    cell = only(plan, planned, fill(planned, lambda n, v: NOISE))
+    assert cell["printed"] == {"asr": "N"}
+    assert set(cell["verdict"]) == {"asr", "summary"}
+    assert cell["verdict"]["asr"]["strict"] == "reproduced"
+    assert "failure" in cell["verdict"]["summary"]
+
+
 def test_gallery_columns_are_rows(tpds: Plan) -> None:
     columns = gallery.columns_of(tpds)
     assert [(c.row, c.head, c.detail) for c in columns[3:]] == [

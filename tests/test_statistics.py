@@ -17,6 +17,7 @@ from leakbench.statistics import (
     kaplan_meier_median,
     mean_interval,
     median_interval,
+    outcome_verdict,
     rate_interval,
     rate_verdict,
     ratio_verdict,
@@ -535,6 +536,24 @@ def test_a_wider_interval_never_settles_what_a_narrow_one_left_open(
     narrow, wide = Interval(value, low, high), Interval(value, low - wider, high + wider)
     for verdict in (rate_verdict, ratio_verdict):
         assert verdict(printed, wide) in (verdict(printed, narrow), "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("succeeds", "low", "high", "verdict"),
+    [
+        (True, 0.51, 1.0, "reproduced"),
+        (True, 0.5, 1.0, "inconclusive"),
+        (True, 0.0, 0.49, "not reproduced"),
+        (False, 0.0, 0.49, "reproduced"),
+        (False, 0.51, 0.9, "not reproduced"),
+        (False, 0.4, 0.6, "inconclusive"),
+        (True, None, None, "inconclusive"),
+    ],
+)
+def test_verdicts_on_a_printed_success(
+    succeeds: bool, low: float | None, high: float | None, verdict: str
+) -> None:
+    assert outcome_verdict(succeeds, Interval(low, low, high)) == verdict
 
 
 def test_verdicts_refuse_impossible_arguments() -> None:

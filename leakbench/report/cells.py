@@ -21,13 +21,12 @@ from math import inf, isfinite, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import norm
-
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError
 from leakbench.judging import STEP_RULES, TRIVIAL
 from leakbench.metrics import SuccessRule, judge
 from leakbench.names import JUDGED
+from leakbench.privacy.ceiling import reconstruction_ceiling
 from leakbench.records import Key, Record
 from leakbench.report import costs
 from leakbench.statistics import (
@@ -460,7 +459,7 @@ def _ceiling(cell: Cell, mu: float | None) -> float | None:
     if mu is None:
         return None
     prior = min(cell.images_a_gradient / look_up(cell.dataset).sample_counts[0], 1.0)
-    return float(norm.cdf(norm.ppf(prior) + mu))
+    return reconstruction_ceiling(prior, mu)
 
 
 def _above(interval: Interval, ceiling: float | None) -> bool:

@@ -120,7 +120,7 @@ def to_markdown(report: Report) -> str:
     for section in document.sections:
         parts += [f"## {section.title}", *section.above]
         for table in section.tables:
-            parts += [f"**{table.caption}**", _markdown_table(table)]
+            parts += [f"**{table.caption}**", markdown_table(table)]
         parts += section.below
     if document.notes:
         numbered = enumerate(document.notes, start=1)
@@ -149,7 +149,7 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
     """Padded columns; a bar inside a cell would start a new column, so it is escaped."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(table.header))]
@@ -319,7 +319,7 @@ def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
             cell["label"],
             cell["knowledge"],
             _noise_on(cell),
-            *(_interval(cell["asr"][rule["name"]]) for rule in ours),
+            *(interval_words(cell["asr"][rule["name"]]) for rule in ours),
             compact(cell["ceiling"]),
         ]
         if paper:
@@ -348,13 +348,13 @@ def _cost_table(
             (
                 entry["label"],
                 *(_worst(attacked, rule["name"]) for rule in ours),
-                _share_interval(entry["accuracy"]),
+                share_words(entry["accuracy"]),
                 f"{entry['printed_accuracy'] or DASH} {_verdict_mark(entry['verdict'])}".rstrip(),
                 " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry["curve"]) or DASH,
-                _epsilon(entry["privacy"]),
+                epsilon_words(entry["privacy"]),
                 compact(entry["seconds_per_iteration"]),
                 compact(entry["times_undefended"]),
-                failed or entry["reason"] or _trained(entry),
+                failed or entry["reason"] or training_words(entry),
             )
         )
     return Table(caption="Leakage, accuracy, privacy and cost", header=header, rows=tuple(rows))
@@ -366,10 +366,10 @@ def _worst(cells: Sequence[Mapping[str, Any]], rule: str) -> str:
     if not rated:
         return DASH
     worst = max(rated, key=lambda cell: (cell["asr"][rule]["value"], cell["asr"][rule]["high"]))
-    return _interval(worst["asr"][rule])
+    return interval_words(worst["asr"][rule])
 
 
-def _share_interval(interval: Mapping[str, float | None]) -> str:
+def share_words(interval: Mapping[str, float | None]) -> str:
     value, low, high = (interval[name] for name in ("value", "low", "high"))
     if value is None:
         return DASH
@@ -380,7 +380,7 @@ def _verdict_mark(verdict: str) -> str:
     return f"({verdict})" if verdict == "fewer rounds" else MARKS.get(verdict, "")
 
 
-def _epsilon(privacy: Mapping[str, Any]) -> str:
+def epsilon_words(privacy: Mapping[str, Any]) -> str:
     """Epsilon with all that it is an epsilon of, or why there is none."""
     if not privacy:
         return DASH
@@ -394,7 +394,7 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def _trained(entry: Mapping[str, Any]) -> str:
+def training_words(entry: Mapping[str, Any]) -> str:
     """Network, data and schedule in a few words."""
     if not entry["networks"]:
         return "no result yet"
@@ -514,7 +514,7 @@ def _rate(value: float | None) -> str:
     return DASH if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
-def _interval(interval: Mapping[str, float | None]) -> str:
+def interval_words(interval: Mapping[str, float | None]) -> str:
     if interval["value"] is None:
         return DASH
     text = _rate(interval["value"])
