@@ -85,7 +85,13 @@ PRESETS: dict[str, Preset] = {
             extra_steps=1,
             orders=TF_PRIVACY_ORDERS,
             conversion="classic",
-            assumptions=(*_CHARGED_C, *_NOT_COMPOSED, "T + 1 steps", _TF_GRID),
+            assumptions=(
+                *_CHARGED_C,
+                *_NOT_COMPOSED,
+                "T + 1 steps",
+                _TF_GRID,
+                "the client-level numbers of Fed-CDP are the instance-level ones: joint DP",
+            ),
         ),
         Preset(
             name="paper:tpds",
