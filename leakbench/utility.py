@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +18,11 @@ from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.data.datasets import as_unit, load_full
-from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.errors import DataMissing
 from leakbench.federated import Schedule, Trained, check, partition, train
 from leakbench.pretraining import accuracy, pretrain
-from leakbench.privacy.events import PrivacyEvent, Relation
+from leakbench.privacy import account
+from leakbench.privacy.events import Relation
 from leakbench.records import SCHEMA, Record
 from leakbench.streams import NoiseStreams, generator
 from leakbench.suite import UtilityCell
@@ -197,46 +198,26 @@ def _base(task: Training) -> Record:
 def _privacy(
     cell: UtilityCell, defense: Defense, weights: Weights, done: Trained
 ) -> dict[str, Any]:
-    """Epsilon of the whole training for who holds the final model, and what it rests on."""
-    setting = done.setting
-    promise = defense.guarantee("model", weights, setting)
-    events = defense.events(weights, setting)
-    epsilon, accountant, relation, reason = spent(events, cell.delta, promise)
-    return {
-        "observer": "model",
-        "level": promise.level,
-        "epsilon": epsilon,
-        "delta": cell.delta,
-        "accountant": accountant,
-        "relation": relation,
-        "reason": reason,
-        "sampling": setting.sampling,
-        "assumptions": list(promise.assumptions),
-        "flags": _flags(promise, setting, cell.schedule) if events else [],
-        "events": [dataclasses.asdict(event) for event in events],
-    }
-
-
-def spent(
-    events: Sequence[PrivacyEvent], delta: float, promise: Guarantee
-) -> tuple[float | None, str, Relation, str]:
-    """(epsilon or None, accountant, neighbouring relation, why there is none).
+    """Epsilon of the whole training for who holds the final model, and what it rests on.
 
     A fixed-size sample is accounted for replacing one, anything else for adding or removing one.
     """
-    fixed = any(event.sampling == "fixed_size" for event in events)
-    relation: Relation = "replace_one" if fixed else "add_remove"
+    setting = done.setting
+    promise = defense.guarantee("model", weights, setting)
+    events = defense.events(weights, setting)
+    relation: Relation = "replace_one" if setting.sampling == "fixed_size" else "add_remove"
+    spent = account.epsilon(
+        events, cell.delta, relation=relation, level=promise.level, assumptions=promise.assumptions
+    )
     if not events:
-        return None, "", relation, promise.reason or "the defense states no releases"
-    from leakbench.privacy import pld  # imports dp-accounting
-
-    try:
-        epsilon = pld.epsilon(events, delta, relation=relation)
-    except LeakbenchError as error:
-        return None, "pld", relation, str(error)
-    if epsilon == float("inf"):
-        return None, "pld", relation, "infinite: no privacy at all"
-    return epsilon, "pld", relation, ""
+        reason = promise.reason or "the defense states no releases"
+        spent = dataclasses.replace(spent, epsilon=None, level="none", reason=reason)
+    return {
+        **spent.as_dict(),
+        "sampling": setting.sampling,
+        "flags": _flags(promise, setting, cell.schedule) if events else [],
+        "events": [dataclasses.asdict(event) for event in events],
+    }
 
 
 def _flags(promise: Guarantee, setting: Setting, schedule: Mapping[str, Any]) -> list[str]:
