@@ -480,7 +480,8 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining
     planned = runner.plan_cells(plan, data_root(), device)
     trained = runner.plan_trainings(plan, data_root(), device)
     records = store.records()
-    known = {key for each in (*planned, *trained) for key in each.trials()}
+    known = {key for cell in planned for key in cell.trials()}
+    known |= {key for training in trained for key in training.trials()}
     if records and not known & records.keys():
         commit = (manifest.get("git") or {}).get("commit") or "unknown"
         raise LeakbenchError(

@@ -223,8 +223,11 @@ def _planned_training(
     try:
         data = check_training(cell, root)
     except DataMissing as error:
-        identities = tuple(f"no-data-{j}" for j in range(plan.utility_networks))
-        return PlannedTraining(cell=cell, identities=identities, skip=f"no data: {error}")
+        return PlannedTraining(
+            cell=cell,
+            identities=tuple(f"no-data-{j}" for j in range(plan.utility_networks)),
+            skip=f"no data: {error}",
+        )
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
     plugin = registry.find("defenses", cell.defense).path
