@@ -136,8 +136,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 # ------------------------------------------------------------------------------ what is there
 
-COMMANDS = ["", "list", "run", "cloak", "validate", "report", "gallery", "doctor", "data",
-            "data list", "data prepare"]  # fmt: skip
+COMMANDS = ["", "list", "run", "cloak", "validate", "report", "gallery", "account", "doctor",
+            "data", "data list", "data prepare"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -150,7 +150,7 @@ def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
 
 def test_list_json_has_one_shape(tmp_path: Path) -> None:
     listed = json.loads(leakbench("list", "--json", cwd=tmp_path).out)
-    assert list(listed) == ["attacks", "defenses", "datasets", "models", "suites"]
+    assert list(listed) == ["attacks", "defenses", "datasets", "models", "suites", "accountants"]
     for rows in listed.values():
         assert rows
         for row in rows:
@@ -171,7 +171,7 @@ def test_list_json_has_one_shape(tmp_path: Path) -> None:
     assert {row["status"] for row in listed["suites"]} == {"ok"}
 
 
-@pytest.mark.parametrize("kind", ["attacks", "defenses", "datasets", "models", "suites"])
+@pytest.mark.parametrize("kind", ["attacks", "defenses", "datasets", "models", "suites", "accountants"])
 def test_list_of_one_kind_lists_that_kind(kind: str, tmp_path: Path) -> None:
     assert list(json.loads(leakbench("list", kind, "--json", cwd=tmp_path).out)) == [kind]
     text = leakbench("list", kind, cwd=tmp_path).out
