@@ -57,8 +57,9 @@ format: $(STAMP) ## put the code into ruff's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure how fast the attacks run
+bench: $(STAMP) ## measure how fast attacks and training run (ARGS: what both know)
 	$(BIN)/python benchmarks/attack.py $(ARGS)
+	$(BIN)/python benchmarks/training.py $(ARGS)
 
 suite-table3: suite-tifs_table3 ## short for suite-tifs_table3
 

@@ -48,16 +48,26 @@ class HandWritten(Protocol):
 
 @runtime_checkable
 class HandWrittenStacked(Protocol):
-    """A model that knows them also where clients have weights of their own."""
+    """A model that knows its gradients where clients have weights of their own.
+
+    It is asked where nobody wants a derivative. weights have a leading client axis; inputs and
+    labels are as everywhere in this module.
+    """
 
     def stacked_gradients(
         self, weights: Weights, inputs: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Parameter name -> (clients, batch, *its shape), the gradient of each example's own loss.
 
-        weights: with a leading client axis; inputs and labels as everywhere in this module. The
-        result must be differentiable once in all three.
+        With one client, a row's bits must not depend on the other rows.
         """
+        ...
+
+    def client_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor, shares: Tensor
+    ) -> dict[str, Tensor]:
+        """Parameter name -> (clients, *its shape), of each client's sum of losses times `shares`,
+        (clients, batch)."""
         ...
 
 
@@ -87,35 +97,70 @@ def per_example(
     bit, on chunk_size, on the other examples, or on its place among them (probed on the CPU).
     """
     if stacked:
-        if isinstance(model, HandWrittenStacked):
-            own = _of_clients(model, weights, inputs, labels, mask, chunk_size, lambda rows: rows)
-        else:
-            over_batch = _over_examples(model, chunk_size)
-            at_once = None if chunk_size is None else max(chunk_size // inputs.shape[1], 1)
-            own = vmap(over_batch, chunk_size=at_once)(weights, inputs, labels)
-        return Gradients(own, ("client", "example"), mask)
-    clients, batch = inputs.shape[:2]
-    rows = clients * batch
+        found = _of_clients(model, weights, inputs, labels, chunk_size)
+    else:
+        flat = _of_examples(model, weights, inputs.flatten(0, 1), labels.flatten(0, 1), chunk_size)
+        found = {k: v.unflatten(0, inputs.shape[:2]) for k, v in flat.items()}
+    return Gradients(found, ("client", "example"), mask)
+
+
+def _of_examples(
+    model: Model, weights: Weights, inputs: Tensor, labels: Tensor, chunk_size: int | None
+) -> dict[str, Tensor]:
+    """Of examples (n, *input shape) that share their weights."""
+    rows = len(inputs)
     chunk = _rounded(rows if chunk_size is None else chunk_size)
-    by_hand = isinstance(model, HandWritten) and not _wanted(*weights.values())
-    if by_hand and _in_cache(inputs, labels):
-        chunk = min(chunk, CACHED)
+    followed = _followed(inputs, labels, *weights.values())
+    by_hand = _by_hand(model, weights, followed)
+    if by_hand is not None:
+        chunk = _together(chunk, inputs, followed)
     last = rows % chunk or chunk
     missing = _rounded(last) - last
-    inputs = _padded(inputs.flatten(0, 1), missing)
-    labels = _padded(labels.flatten(0, 1), missing)
-    if isinstance(model, HandWritten) and by_hand:
-        flat = _in_chunks(
-            lambda some: model.example_gradients(weights, inputs[some], labels[some]),
-            rows + missing,
-            chunk,
-        )
+    inputs, labels = _padded(inputs, missing), _padded(labels, missing)
+    if by_hand is None:
+        over_examples = _over_examples(model, chunk if rows > chunk else None)
+        found = over_examples(weights, inputs, labels)
     else:
-        flat = _over_examples(model, chunk if rows > chunk else None)(weights, inputs, labels)
+        found = _in_chunks(lambda some: by_hand(inputs[some], labels[some]), len(inputs), chunk)
     if missing:  # a slice costs a pass over memory in its derivative, even of everything
-        flat = {k: v[:rows] for k, v in flat.items()}
-    tensors = {k: v.unflatten(0, (clients, batch)) for k, v in flat.items()}
-    return Gradients(tensors, ("client", "example"), mask)
+        found = {k: v[:rows] for k, v in found.items()}
+    return found
+
+
+def _by_hand(
+    model: Model, weights: Weights, followed: bool
+) -> Callable[[Tensor, Tensor], Mapping[str, Tensor]] | None:
+    """The model's own program for examples that share `weights`, if it has one for this case."""
+    if isinstance(model, HandWritten) and not _followed(*weights.values()):
+        return lambda inputs, labels: model.example_gradients(weights, inputs, labels)
+    if not isinstance(model, HandWrittenStacked) or followed:
+        return None
+    shared = {k: v[None] for k, v in weights.items()}
+
+    def of_one_client(inputs: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        found = model.stacked_gradients(shared, inputs[None], labels[None])
+        return {k: v[0] for k, v in found.items()}
+
+    return of_one_client
+
+
+def _of_clients(
+    model: Model, weights: Weights, inputs: Tensor, labels: Tensor, chunk_size: int | None
+) -> dict[str, Tensor]:
+    """Of the examples (clients, batch, *input shape) of clients with weights of their own."""
+    clients, batch = inputs.shape[:2]
+    followed = _followed(inputs, labels, *weights.values())
+    if followed or not isinstance(model, HandWrittenStacked):
+        at_once = None if chunk_size is None else max(chunk_size // batch, 1)
+        over_clients = vmap(_over_examples(model, chunk_size), chunk_size=at_once)
+        found: dict[str, Tensor] = over_clients(weights, inputs, labels)
+        return found
+    chunk = _together(clients * batch if chunk_size is None else chunk_size, inputs, followed)
+    return _in_chunks(
+        lambda some: model.stacked_gradients(_of(weights, some), inputs[some], labels[some]),
+        clients,
+        chunk // batch,
+    )
 
 
 def _over_examples(
@@ -130,34 +175,11 @@ def _over_examples(
     return vmap(of_one, in_dims=(None, 0, 0), chunk_size=chunk_size)
 
 
-def _of_clients(
-    model: HandWrittenStacked,
-    weights: Weights,
-    inputs: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    chunk_size: int | None,
-    reduce: Callable[[Gradients], Gradients],
-) -> dict[str, Tensor]:
-    """`reduce` of the per-example gradients of all clients, of some clients at a time."""
-    clients, batch = inputs.shape[:2]
-    chunk = clients * batch if chunk_size is None else chunk_size
-    if _in_cache(inputs, labels, *weights.values()):
-        chunk = min(chunk, CACHED)
-
-    def of_some(some: slice) -> Mapping[str, Tensor]:
-        own = {k: v[some] for k, v in weights.items()}
-        rows = model.stacked_gradients(own, inputs[some], labels[some])
-        present = None if mask is None else mask[some]
-        return reduce(Gradients(rows, ("client", "example"), present)).tensors
-
-    return _in_chunks(of_some, clients, max(chunk // batch, 1))
-
-
 def _in_chunks(
     compute: Callable[[slice], Mapping[str, Tensor]], total: int, size: int
 ) -> dict[str, Tensor]:
-    """Results of `size` rows at a time, one after the other, in memory that is asked for once."""
+    """Results of `size` rows at a time (at least one), joined and contiguous."""
+    size = max(size, 1)
     if size >= total:
         return {k: v.contiguous() for k, v in compute(slice(0, total)).items()}
     whole: dict[str, Tensor] = {}
@@ -170,14 +192,19 @@ def _in_chunks(
     return whole
 
 
-def _wanted(*values: Tensor) -> bool:
-    """Whether autograd follows one of them."""
+def _of(weights: Weights, some: slice) -> dict[str, Tensor]:
+    """Stacked weights of some of the clients."""
+    return {k: v[some] for k, v in weights.items()}
+
+
+def _followed(*values: Tensor) -> bool:
+    """Whether autograd follows one of them, so that derivatives are wanted."""
     return torch.is_grad_enabled() and any(value.requires_grad for value in values)
 
 
-def _in_cache(inputs: Tensor, *others: Tensor) -> bool:
-    """Whether `CACHED` examples at a time are the fastest."""
-    return inputs.is_cpu and not _wanted(inputs, *others)
+def _together(chunk: int, inputs: Tensor, followed: bool) -> int:
+    """How many of `chunk` examples to compute together by hand."""
+    return min(chunk, CACHED) if inputs.is_cpu and not followed else chunk
 
 
 def _rounded(rows: int) -> int:
@@ -240,24 +267,32 @@ def of_batch(
     mask: Tensor | None = None,
 ) -> Gradients:
     """Gradient of every client's mean loss, axes ("client",); equals the mean of `per_example`."""
+    (clients, batch), present = inputs.shape[:2], None
     given: tuple[Tensor, ...] = (inputs, labels)
     loss: Callable[..., Tensor] = loss_function(model)
-    present = None
     if mask is not None:
         # Padding may be nan, and the derivative of nan is nan even where it is not counted.
         inputs = torch.where(mask.reshape(mask.shape + (1,) * (inputs.ndim - 2)), inputs, 0.0)
         given, loss, present = (inputs, labels, mask), _masked_loss(model), mask.any(dim=1)
-    if len(inputs) == 1 and not _wanted(inputs, labels, *weights.values()):
-        own = {k: v[0] for k, v in weights.items()} if stacked else weights
-        tensors = _of_one(loss, own, *(value[0] for value in given))
-    elif stacked and isinstance(model, HandWrittenStacked):
-        tensors = _of_clients(
-            model, weights, inputs, labels, mask, None, lambda rows: rows.mean("example")
+    followed = _followed(inputs, labels, *weights.values())
+    if clients == 1 and not followed:
+        alone = {k: v[0] for k, v in weights.items()} if stacked else weights
+        found = _of_one(loss, alone, *(value[0] for value in given))
+    elif isinstance(model, HandWrittenStacked) and not followed:
+        own = weights if stacked else {k: v.expand(clients, *v.shape) for k, v in weights.items()}
+        there = inputs.new_ones(clients, batch) if mask is None else mask.to(inputs.dtype)
+        shares = there / there.sum(dim=1, keepdim=True).clamp(min=1)
+        found = _in_chunks(
+            lambda some: model.client_gradients(
+                _of(own, some), inputs[some], labels[some], shares[some]
+            ),
+            clients,
+            _together(clients * batch, inputs, followed) // batch,
         )
     else:
         over_weights = 0 if stacked else None
-        tensors = vmap(grad(loss), in_dims=(over_weights, *[0] * len(given)))(weights, *given)
-    return Gradients(tensors, ("client",), present)
+        found = vmap(grad(loss), in_dims=(over_weights, *[0] * len(given)))(weights, *given)
+    return Gradients(found, ("client",), present)
 
 
 def _masked_loss(model: Model) -> Callable[..., Tensor]:
@@ -271,8 +306,8 @@ def _masked_loss(model: Model) -> Callable[..., Tensor]:
 
 
 def _of_one(loss: Callable[..., Tensor], weights: Weights, *given: Tensor) -> dict[str, Tensor]:
-    """One client's gradient, with a client axis of 1, by an autograd that keeps nothing for a
-    second derivative, as `grad` does."""
+    """One client's gradient, client axis included, by an autograd that keeps nothing for a second
+    derivative; `grad` always does."""
     leaves = {k: v.detach().requires_grad_() for k, v in weights.items()}
     with torch.enable_grad():
         value = loss(leaves, *given)

@@ -124,20 +124,21 @@ class ReluNet:
             hidden = functional.max_pool2d(torch.relu(hidden), 2)
         return functional.linear(hidden.flatten(1), weights["dense.weight"])
 
-    def example_gradients(
-        self, weights: Weights, inputs: Tensor, labels: Tensor
-    ) -> dict[str, Tensor]:
-        """`gradients.HandWritten`."""
-        shared = {k: v[None] for k, v in weights.items()}
-        found = self.stacked_gradients(shared, inputs[None], labels[None])
-        return {k: v[0] for k, v in found.items()}
-
     def stacked_gradients(
         self, weights: Weights, inputs: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """`gradients.HandWrittenStacked`."""
         names, labels = list(self.shapes()), _probabilities(labels, self.classes, inputs)
         found = relu_gradients.example_gradients([weights[k] for k in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
+
+    def client_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor, shares: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        names, labels = list(self.shapes()), _probabilities(labels, self.classes, inputs)
+        labels = labels * shares[..., None]  # the loss is linear in them
+        found = relu_gradients.client_gradients([weights[k] for k in names], inputs, labels)
         return dict(zip(names, found, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Per-example gradients of ReLU networks by hand, as operations that autograd can follow.
+"""Gradients of ReLU networks by hand, of single examples and of clients with weights of their own.
 
 A layer is a 5x5 convolution with padding 2, then ReLU, then 2x2 max-pooling; one dense layer z on
 top, p = softmax(z); no biases. The loss of an example is -sum_c y_c log p_c. With d = dloss/dz,
@@ -7,9 +7,13 @@ through, the gradients are
 
     d = p sum(y) - y,     d_l = M^_l (W^_{l+1} d_{l+1}),     G_l = d_l a_{l-1}.
 
-Products with W are convolutions; clients with a W of their own are groups of channels. G is a
-matrix product of each example, over the patches of a_{l-1}: only the five columns of patches are
-laid side by side, and what meets a row of the kernel is a shifted view of them.
+Products with W are convolutions, and so is the sum of G over the examples of a client; clients
+are groups of channels. The G of single examples are matrix products over the patches of a_{l-1}:
+only the five columns of a patch are laid side by side, and what meets a row of the kernel is a
+shifted view of them.
+
+weights below are those of every convolution, then of the dense layer, each with a leading client
+axis. inputs (clients, b, channels, height, width); labels (clients, b, classes), of any sum.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 SIDE, MARGIN = 5, 2  # of a kernel, and the zeros around an image
 
@@ -26,54 +31,72 @@ SIDE, MARGIN = 5, 2  # of a kernel, and the zeros around an image
 def example_gradients(
     weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradient of each example's cross-entropy in nats by every weight: (clients, b, *its shape).
+    """Gradient of each example's loss in nats by every weight, (clients, b, *its shape).
 
-    weights: of every convolution, then of the dense layer, with a leading client axis; a single
-    client's are shared by all examples, and then a row's bits do not depend on the other rows.
-    inputs (clients, b, channels, height, width); labels (clients, b, classes) probabilities.
-    Differentiable in everything.
+    A single client's rows do not depend on each other, bit for bit.
     """
+    images, deltas, features, top = _sweeps(weights, inputs, labels)
+    clients, b = inputs.shape[:2]
+    found = []
+    for image, delta in zip(images, deltas, strict=True):
+        patches = _patches(image, clients)
+        pixels = delta.unflatten(1, (clients, -1)).movedim(2, -1).flatten(0, 1).flatten(1, 2)
+        rows = [torch.bmm(_row(patches, k), pixels) for k in range(SIDE)]
+        gradient = torch.stack(rows, dim=1).unflatten(2, (-1, SIDE))  # n, ky, in, kx, out
+        gradient = gradient.permute(0, 4, 2, 1, 3).unflatten(0, (b, clients))
+        found.append(gradient.transpose(0, 1))
+    return (*found, top[..., None] * features[..., None, :])
+
+
+def client_gradients(
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradient of the sum of a client's losses in nats by every weight, (clients, *its shape)."""
+    images, deltas, features, top = _sweeps(weights, inputs, labels)
+    found = [
+        conv2d_weight(
+            image, kernel.flatten(0, 1).shape, delta, padding=MARGIN, groups=len(kernel)
+        ).view_as(kernel)
+        for image, kernel, delta in zip(images, weights[:-1], deltas, strict=True)
+    ]
+    return (*found, top.mT @ features)
+
+
+def _sweeps(
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+    """a_0 ... and d_1 ..., clients side by side as channels (b, clients * channels, height,
+    width); what the dense layer meets, and d, (clients, b, features or classes)."""
     (*kernels, head), (clients, b) = weights, inputs.shape[:2]
-    image = _channels(inputs.transpose(0, 1))
-    images, patches, places = [], [], []
+    images, places, deltas = [inputs.transpose(0, 1).flatten(1, 2)], [], []
     for kernel in kernels:
-        patches.append(_patches(image, clients))
-        z = functional.conv2d(image, kernel.flatten(0, 1), padding=MARGIN, groups=clients)
+        z = functional.conv2d(images[-1], kernel.flatten(0, 1), padding=MARGIN, groups=clients)
+        # Pooling is fast where the channels are the innermost axis.
         z = z.contiguous(memory_format=torch.channels_last)
         largest, where = functional.max_pool2d(z, 2, return_indices=True)
-        image = largest.relu()  # as good as ReLU before pooling, and a quarter of the work
-        images.append(image)
-        places.append((where, z.shape[2:]))
-    features = image.reshape(b, clients, -1)
-    shared = clients == 1  # one product of all rows that share a head would round by their number
-    rows = features if shared else features.transpose(0, 1)
-    every = head.expand(b, -1, -1) if shared else head
-    p = (rows @ every.mT).softmax(dim=-1)
-    y = labels.reshape(p.shape)
-    top = p * y.sum(dim=-1, keepdim=True) - y
-    found = [(top[..., None] * rows[..., None, :]).reshape(clients, b, *head.shape[1:])]
-    back = top @ every
-    back = (back if shared else back.transpose(0, 1)).reshape(image.shape)
+        images.append(largest.relu())  # as good as ReLU before pooling, and a quarter of the work
+        places.append((where, list(z.shape[2:])))
+    features = images[-1].reshape(b, clients, -1).transpose(0, 1)
+    p = _dense(features, head.mT).softmax(dim=-1)
+    top = p * labels.sum(dim=-1, keepdim=True) - labels
+    back = _dense(top, head).transpose(0, 1).reshape(images[-1].shape)
     back = back.contiguous(memory_format=torch.channels_last)
     for layer in reversed(range(len(kernels))):
         where, sides = places[layer]
-        delta = functional.max_unpool2d(back * images[layer].sign(), where, 2, output_size=sides)
-        pixels = (
-            delta.unflatten(1, (clients, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3).flatten(0, 1)
-        )
-        products = [_row(patches[layer], k) @ pixels for k in range(SIDE)]
-        gradient = torch.stack(products, dim=1).unflatten(2, (-1, SIDE))  # n, ky, in, kx, out
-        gradient = gradient.permute(0, 4, 2, 1, 3).unflatten(0, (b, clients))
-        found.append(gradient.transpose(0, 1))
+        back = back * images[layer + 1].sign()
+        deltas.append(functional.max_unpool2d(back, where, [2, 2], output_size=sides))
         if layer:
             kernel = kernels[layer].flatten(0, 1)
-            back = functional.conv_transpose2d(delta, kernel, padding=MARGIN, groups=clients)
-    return tuple(found[::-1])
+            back = functional.conv_transpose2d(deltas[-1], kernel, padding=MARGIN, groups=clients)
+    return images[:-1], deltas[::-1], features, top
 
 
-def _channels(images: Tensor) -> Tensor:
-    """(b, clients, channels, height, width) -> clients side by side as channels."""
-    return images.flatten(1, 2)
+def _dense(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(clients, b, j) times (clients, j, k). Where all rows share a matrix each is multiplied by
+    itself: a product of all would round by their number."""
+    if len(matrices) > 1:
+        return rows @ matrices
+    return (rows.transpose(0, 1) @ matrices.expand(rows.shape[1], -1, -1)).transpose(0, 1)
 
 
 def _patches(image: Tensor, clients: int) -> Tensor:

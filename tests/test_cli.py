@@ -171,7 +171,9 @@ def test_list_json_has_one_shape(tmp_path: Path) -> None:
     assert {row["status"] for row in listed["suites"]} == {"ok"}
 
 
-@pytest.mark.parametrize("kind", ["attacks", "defenses", "datasets", "models", "suites", "accountants"])
+@pytest.mark.parametrize(
+    "kind", ["attacks", "defenses", "datasets", "models", "suites", "accountants"]
+)
 def test_list_of_one_kind_lists_that_kind(kind: str, tmp_path: Path) -> None:
     assert list(json.loads(leakbench("list", kind, "--json", cwd=tmp_path).out)) == [kind]
     text = leakbench("list", kind, cwd=tmp_path).out

@@ -1,6 +1,6 @@
-"""Hand-written per-example gradients against the generic `torch.func` path, on real images."""
+"""Hand-written gradients against the generic `torch.func` path and bare autograd, real images."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leakbench.contracts import Model, Weights
+from leakbench.contracts import Gradients, Model, Weights
 from leakbench.data import load
-from leakbench.gradients import HandWritten, per_example
-from leakbench.models import Convolution, SigmoidNet, build
+from leakbench.gradients import HandWritten, HandWrittenStacked, of_batch, per_example
+from leakbench.models import Convolution, ModuleModel, ReluNet, SigmoidNet, build
 from leakbench.streams import generator
 
 MODELS = ["lenet_cpl", "lenet_dlg", "cnn2"]
@@ -179,3 +179,237 @@ def test_a_second_derivative_is_refused() -> None:
     found = gradients(model, weights, images, classes)["dense.bias"]
     with pytest.raises(RuntimeError, match="can be differentiated once"):
         torch.autograd.grad(found.square().sum(), images, create_graph=True)
+
+
+# ---------------------------------------------------------------------------- ReLU networks
+
+CHANNELS = [(16, 32), (3,), (4, 5, 6)]
+
+
+def relu_example(
+    data_set: str, dtype: torch.dtype, clients: int, batch: int, channels: Sequence[int] = (16, 32)
+) -> tuple[ReluNet, dict[str, Tensor], Tensor, Tensor]:
+    """Model, different weights for every client, images (clients, batch, ...) and classes."""
+    data, rows = load(data_set), clients * batch
+    model = ReluNet(input_shape=data.input_shape, classes=data.classes, channels=tuple(channels))
+    drawn = [model.init(generator(client, "weights"), dtype) for client in range(clients)]
+    weights = {k: torch.stack([one[k] for one in drawn]) for k in drawn[0]}
+    images = data.candidates[:rows].to(dtype).unflatten(0, (clients, batch))
+    return model, weights, images, data.candidate_labels[:rows].unflatten(0, (clients, batch))
+
+
+def alone(
+    model: Model, weights: Weights, inputs: Tensor, labels: Tensor, client: int, row: int
+) -> dict[str, Tensor]:
+    """One example's gradient by bare autograd."""
+    leaves = {k: v[client].clone().requires_grad_() for k, v in weights.items()}
+    logits = model.logits(leaves, inputs[client, row][None])
+    loss = F.cross_entropy(logits, labels[client, row][None])
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def assert_all_close(found: Gradients, expected: Sequence[Sequence[dict[str, Tensor]]]) -> None:
+    """Per-example gradients of every client."""
+    for k, value in found.tensors.items():
+        assert value.is_contiguous()
+        assert_close(
+            value, torch.stack([torch.stack([g[k] for g in some]) for some in expected]), k
+        )
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("labels", ["indices", "probabilities"])
+@pytest.mark.parametrize("data_set", DATA)
+@pytest.mark.parametrize("channels", CHANNELS, ids=str)
+def test_relu_gradients_equal_autograd(
+    channels: tuple[int, ...], data_set: str, labels: str, dtype: torch.dtype
+) -> None:
+    """Of clients with weights of their own, of examples that share them, and of whole batches."""
+    model, weights, images, classes = relu_example(data_set, dtype, 3, 4, channels)
+    assert isinstance(model, HandWrittenStacked)
+    targets = classes
+    if labels == "probabilities":
+        targets = soft(classes.flatten(), dtype).unflatten(0, (3, 4))
+    expected = [
+        [alone(model, weights, images, targets, client, row) for row in range(4)]
+        for client in range(3)
+    ]
+    assert_all_close(per_example(model, weights, images, targets, stacked=True), expected)
+    whole = of_batch(model, weights, images, targets, stacked=True)
+    assert whole.axes == ("client",) and whole.mask is None
+    for k, value in whole.tensors.items():
+        means = [torch.stack([one[k] for one in some]).mean(dim=0) for some in expected]
+        assert_close(value, torch.stack(means), k)
+    first = {k: v[0] for k, v in weights.items()}
+    same = {k: v[:1].expand_as(v) for k, v in weights.items()}
+    expected = [
+        [alone(model, same, images, targets, client, row) for row in range(4)]
+        for client in range(3)
+    ]
+    shared = per_example(model, first, images, targets)
+    assert_all_close(shared, expected)
+    together = of_batch(model, first, images, targets)
+    for k, value in together.tensors.items():
+        assert_close(value, shared.mean("example").tensors[k], k)
+
+
+@pytest.mark.parametrize("sides", [(7, 9), (4, 5), (8, 8)], ids=str)
+def test_pooling_of_odd_sides_and_of_equal_pixels(sides: tuple[int, int]) -> None:
+    """The last row or column is dropped, and the first of several largest pixels counts."""
+    model = ReluNet(input_shape=(2, *sides), classes=3, channels=(4, 5))
+    drawn = model.init(generator(0, "weights"), torch.float64)
+    weights = {k: torch.stack([v, -v]) for k, v in drawn.items()}
+    inputs = torch.zeros(2, 3, 2, *sides, dtype=torch.float64)
+    inputs[:, 1] = 1.0  # flat: all windows inside have four equal pixels
+    inputs[:, 2, :, :2] = 0.5
+    labels = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    expected = [
+        [alone(model, weights, inputs, labels, client, row) for row in range(3)]
+        for client in range(2)
+    ]
+    assert_all_close(per_example(model, weights, inputs, labels, stacked=True), expected)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("data_set", [*DATA, "few pixels"])
+def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch.dtype) -> None:
+    """Also of a tiny network, whose dense layer is so small that its products round by rows."""
+    if data_set == "few pixels":
+        data, model = load("mnist"), ReluNet(input_shape=(1, 4, 5), classes=2, channels=(3,))
+        images, classes = data.candidates[:70, :, 12:16, 12:17], data.candidate_labels[:70] % 2
+        shared, images = model.init(generator(0, "weights"), dtype), images.to(dtype)
+    else:
+        model, weights, stack, labels = relu_example(data_set, dtype, 1, 70)
+        shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
+
+    def results(rows: Tensor, chunk_size: int | None = None) -> list[Tensor]:
+        by = images[rows][None], classes[rows][None]
+        found = per_example(model, shared, *by, chunk_size=chunk_size)
+        return [value[0] for value in found.tensors.values()]
+
+    everyone = torch.arange(70)
+    whole = results(everyone)
+    for chunk_size in (1, 16, 23, 32, 64, 256):
+        for value, expected in zip(results(everyone, chunk_size), whole, strict=True):
+            assert torch.equal(value, expected), f"chunk_size {chunk_size}"
+    for size in (1, 2, 7, 8, 15, 16, 17, 24, 33, 40):
+        rows = torch.randperm(70, generator=torch.Generator().manual_seed(size))[:size]
+        for value, expected in zip(results(rows), whole, strict=True):
+            assert torch.equal(value, expected[rows]), f"{size} examples"
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 9, 100])
+def test_relu_chunks_of_clients_change_little(chunk_size: int) -> None:
+    """13 clients of 5: more than are computed together, in parts of unequal size."""
+    model, weights, images, classes = relu_example("mnist", torch.float64, 13, 5)
+    found = per_example(model, weights, images, classes, stacked=True, chunk_size=chunk_size)
+    expected = per_example(Generic(model), weights, images, classes, stacked=True)
+    for k, value in found.tensors.items():
+        assert_close(value, expected.tensors[k], k)
+    whole = of_batch(model, weights, images, classes, stacked=True)
+    for k, value in whole.tensors.items():
+        assert_close(value, expected.mean("example").tensors[k], k)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("labels", ["indices", "probabilities"])
+def test_padding_counts_for_nothing(labels: str, clients: int, stacked: bool) -> None:
+    """Pictures of nan where a client has fewer examples; one client has none at all."""
+    model, weights, images, classes = relu_example("mnist", torch.float64, clients, 4)
+    targets = classes
+    if labels == "probabilities":
+        targets = soft(classes.flatten(), torch.float64).unflatten(0, (clients, 4))
+    mask = torch.arange(4) < torch.tensor([3, 4, 0])[:clients, None]
+    spoilt = torch.where(mask[..., None, None, None], images, torch.nan)
+    given = weights if stacked else {k: v[0] for k, v in weights.items()}
+    own = weights if stacked else {k: v[:1].expand_as(v) for k, v in weights.items()}
+    whole = of_batch(model, given, spoilt, targets, stacked=stacked, mask=mask)
+    examples = per_example(model, given, spoilt, targets, stacked=stacked, mask=mask)
+    assert whole.mask is not None and torch.equal(whole.mask, mask.any(dim=1))
+    for client in range(clients):
+        rows = [row for row in range(4) if mask[client, row]]
+        singles = [alone(model, own, images, targets, client, row) for row in rows]
+        for k in weights:
+            expected = torch.zeros_like(own[k][client])
+            for one in singles:
+                expected = expected + one[k] / len(rows)
+            torch.testing.assert_close(whole.tensors[k][client], expected, rtol=1e-12, atol=1e-14)
+            mean = examples.mean("example").tensors[k][client]
+            torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("of", [per_example, of_batch])
+@pytest.mark.parametrize("wanted", ["inputs", "labels", "weights"])
+def test_relu_derivatives_are_those_of_the_generic_path(
+    wanted: str, of: Callable[..., Gradients]
+) -> None:
+    model, weights, images, classes = relu_example("mnist", torch.float64, 2, 3)
+    targets = soft(classes.flatten(), torch.float64).unflatten(0, (2, 3))
+    given = {"inputs": [images], "labels": [targets], "weights": list(weights.values())}
+    for value in given[wanted]:
+        value.requires_grad_()
+    results = []
+    for one in (model, Generic(model)):
+        found = of(one, weights, images, targets, stacked=True)
+        results.append(derivatives(dict(found.tensors), *given[wanted]))
+    for value, expected in zip(*results, strict=True):
+        assert bool(expected.any())
+        assert_close(value, expected, wanted)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_a_spoilt_example_spoils_no_other_of_relu(value: float) -> None:
+    model, weights, images, classes = relu_example("mnist", torch.float32, 2, 5)
+    spoilt = images.clone()
+    spoilt[0, [0, 3], :, 3, 4] = value
+    found, expected = (
+        per_example(model, weights, some, classes, stacked=True) for some in (spoilt, images)
+    )
+    for k, whole in found.tensors.items():
+        assert torch.equal(whole[0, [1, 2, 4]], expected.tensors[k][0, [1, 2, 4]])
+        assert torch.equal(whole[1], expected.tensors[k][1])
+    if value != 1e30:
+        assert all(bool(one[0, [0, 3]].isnan().any()) for one in found.tensors.values())
+
+
+# ---------------------------------------------------------------------------- one client
+
+
+@pytest.mark.parametrize("name", [*MODELS, "cnn2_relu", "mlp"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_single_client_is_bare_autograd(name: str, stacked: bool) -> None:
+    data = load("mnist")
+    model = build(name, data.input_shape, data.classes)
+    weights = model.init(generator(1, "weights"), torch.float32)
+    images, classes = data.candidates[:12], data.candidate_labels[:12]
+    leaves = {k: v.clone().requires_grad_() for k, v in weights.items()}
+    F.cross_entropy(model.logits(leaves, images), classes).backward()
+    given = {k: v[None] for k, v in weights.items()} if stacked else weights
+    with torch.no_grad():
+        found = of_batch(model, given, images[None], classes[None], stacked=stacked)
+    assert found.axes == ("client",)
+    for k, value in found.tensors.items():
+        assert not value.requires_grad
+        assert torch.equal(value[0], leaves[k].grad)  # type: ignore[arg-type]
+        assert not weights[k].requires_grad
+
+
+def test_a_weight_that_is_not_used_has_gradient_0() -> None:
+    class Idle(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle = torch.nn.Parameter(torch.ones(3))
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits: Tensor = self.head(inputs)
+            return logits
+
+    model = ModuleModel(module=Idle(), head="head.weight")
+    weights = model.init(generator(0, "weights"), torch.float32)
+    for clients in (1, 2):
+        inputs, labels = torch.ones(clients, 3, 4), torch.zeros(clients, 3, dtype=torch.int64)
+        found = of_batch(model, weights, inputs, labels).tensors
+        assert torch.equal(found["idle"], torch.zeros(clients, 3))
+        assert bool(found["head.weight"].any())
