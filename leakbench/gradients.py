@@ -95,7 +95,15 @@ def per_example(
     stacked: weights carry a leading client axis. chunk_size, rounded up to a multiple of 8 and to
     16 at least, bounds the memory. Without `stacked`, an example's result does not depend, bit for
     bit, on chunk_size, on the other examples, or on its place among them (probed on the CPU).
+
+    Raises:
+        LeakbenchError: a network that mixes examples (`models.ModuleModel.mixes_examples`).
     """
+    if getattr(model, "mixes_examples", False):
+        raise LeakbenchError(
+            "model: batch normalisation mixes the examples of a batch, so none has a gradient of "
+            "its own; use GroupNorm, or a defense and a leak point of whole batches"
+        )
     if stacked:
         found = _of_clients(model, weights, inputs, labels, chunk_size)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakbench.contracts import Gradients, Model, Weights
 from leakbench.data import load
+from leakbench.errors import LeakbenchError
 from leakbench.gradients import HandWritten, HandWrittenStacked, of_batch, per_example
 from leakbench.models import Convolution, ModuleModel, ReluNet, SigmoidNet, build
 from leakbench.streams import generator
@@ -413,3 +414,16 @@ def test_a_weight_that_is_not_used_has_gradient_0() -> None:
         found = of_batch(model, weights, inputs, labels).tensors
         assert torch.equal(found["idle"], torch.zeros(clients, 3))
         assert bool(found["head.weight"].any())
+
+
+def test_an_example_of_a_mixed_batch_has_no_gradient() -> None:
+    layers = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.BatchNorm1d(784, track_running_stats=False),
+        torch.nn.Linear(784, 10),
+    )
+    model = ModuleModel(module=layers, head="2.weight")
+    weights = model.init(generator(0, "weights"), torch.float32)
+    data = load("mnist")
+    with pytest.raises(LeakbenchError, match="mixes the examples"):
+        per_example(model, weights, data.candidates[None, :4], data.candidate_labels[None, :4])
