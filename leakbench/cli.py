@@ -271,6 +271,9 @@ def cloak(
         _, broken = _written(folder, outcome)
         write = choosing.to_json if format is ChoiceFormat.json else choosing.to_markdown
         print(write(plan, found.choices), end="")
+        (folder / "cloak.md").write_text(
+            choosing.to_markdown(plan, found.choices), encoding="utf-8"
+        )
     for choice in found.choices:
         if choice.optimistic:
             _say(f"{choice.dataset}: {choice.cautions()[0]}")
@@ -328,6 +331,7 @@ def validate(
 
     where = _device(device)
     planned = runner.plan_cells(plan, data_root(), where)
+    trained = runner.plan_trainings(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
         cells = [cell for cell in planned if cell.cell.dataset == dataset]
         rows = dict.fromkeys(cell.cell.row for cell in cells)
@@ -336,18 +340,23 @@ def validate(
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     trials = sum(cell.count for cell in planned if not cell.skip)
-    print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned)}")
-    trained = runner.plan_trainings(plan, data_root(), where)
     if networks := sum(len(each.identities) for each in trained if not each.skip):
         rounds = trained[0].cell.schedule["rounds"]
         print(f"{networks} trainings of {rounds} rounds each, to report accuracy, epsilon, cost")
+    print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned, trained)}")
 
 
-def _rough_time(planned: list[PlannedCell]) -> str:
-    """From all steps, at two milliseconds for each gradient of each image on one core."""
+def _rough_time(planned: list[PlannedCell], trained: list[PlannedTraining]) -> str:
+    """From all steps, on one core: two milliseconds for each gradient of an image under attack, one
+    for each example of a local step."""
     from leakbench import registry
 
     seconds = 0.0
+    for training in trained:
+        schedule = training.cell.schedule
+        examples = schedule["batch_size"] * schedule["clients_a_round"] * schedule["local_steps"]
+        networks = 0 if training.skip else len(training.identities)
+        seconds += 1e-3 * networks * schedule["rounds"] * examples
     for planned_cell in planned:
         cell = planned_cell.cell
         steps, restarts = (cell.attack_parameters.get(name, 1) for name in ("steps", "restarts"))

@@ -117,8 +117,8 @@ class Setting:
             return "leaks"
         if not _complete(self.selection):
             return "incomplete"
-        # Means over different networks do not compare.
-        if self.cost is None or self.cost["networks"] < self.cost["planned"]:
+        # Means over different networks do not compare, and nan weights classify nothing.
+        if self.cost is None or self.cost["networks"] - self.cost["nan"] < self.cost["planned"]:
             return "no accuracy"
         return "resists"
 
@@ -161,7 +161,7 @@ class Choice:
 
     def cautions(self) -> tuple[str, ...]:
         """What a reader must know before he believes the choice, a sentence each."""
-        return (*_leak_cautions(self), *_attack_cautions(self))
+        return (*_leak_cautions(self), *_attack_cautions(self), *_accuracy_cautions(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,7 +449,7 @@ def _why_none(settings: Sequence[Setting], rule: str) -> str:
     words = {
         "leaks": "leaking",
         "incomplete": "with trials that have no result",
-        "no accuracy": "without an accuracy of every network",
+        "no accuracy": "without an accuracy of every network (weights that are nan have none)",
     }
     counts = [f"{standings.count(s)} {text}" for s, text in words.items() if s in standings]
     return f"no setting resists: {', '.join(counts) or 'there is only the undefended row'}"
@@ -480,6 +480,17 @@ def _leak_cautions(choice: Choice) -> list[str]:
         text = "Only attackers who ignore the defense attacked it"
         found.append(f"{text}: low rates are no evidence of protection.")
     return found
+
+
+def _accuracy_cautions(choice: Choice) -> list[str]:
+    """Settings that learn nothing are all as good as each other."""
+    accuracy = None if choice.chosen is None else choice.chosen.accuracy
+    chance = 1 / look_up(choice.dataset).classes
+    if accuracy is None or accuracy > 2 * chance:
+        return []
+    return [
+        f"Its accuracy, {accuracy:.3f}, is next to guessing ({chance:.3f}): nothing was learnt."
+    ]
 
 
 def _attack_cautions(choice: Choice) -> list[str]:

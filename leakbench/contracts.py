@@ -644,7 +644,7 @@ class Defense:
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         """What `observer` is promised about one observation: one round, or one local step."""
-        return Guarantee(level="none", reason="the defense adds no calibrated noise")
+        return Guarantee(level="none", reason="the defense promises nothing")
 
     def noise_std(
         self, weights: Weights, state: State, context: Context

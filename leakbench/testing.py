@@ -438,7 +438,10 @@ def _check_rounds(path: _Path) -> None:
         except Exception as error:
             if number == 0:
                 raise
-            text = "from the state that merge gives, a round of other clients fails"
+            text = (
+                "a round of other clients fails from the state that merge gives (override it where "
+                "the state has a client axis)"
+            )
             raise ContractBreach(f"{text}: {one_line(error)}") from error
         _require(
             done.weights is not None

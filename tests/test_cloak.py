@@ -212,7 +212,7 @@ def setting(
         "parameters": parameters or {},
         "selection": (attacked,),
         "fresh": (attacked,),
-        "cost": {"accuracy": {"value": accuracy}, "networks": 1, "planned": 1},
+        "cost": {"accuracy": {"value": accuracy}, "networks": 1, "planned": 1, "nan": 0},
     }
     return Setting(**whole | changes)
 
@@ -392,7 +392,7 @@ def test_what_has_no_result_is_not_safe(plan: Plan) -> None:
     assert standings(untrained)["much"] == "no accuracy"
     assert untrained.reason == (
         "no setting resists: 2 with trials that have no result, 1 without an accuracy of every "
-        "network"
+        "network (weights that are nan have none)"
     )
     # The crashed and the absent trial might have been anything.
     assert untrained.least_leaking is not None and untrained.least_leaking.defense == "much"
@@ -659,3 +659,17 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     wrong = CliRunner().invoke(cli.app, [*arguments, "--rule", "nothing"])
     assert isinstance(wrong.exception, LeakbenchError)
     assert "allowed: identified, reading, strict" in str(wrong.exception)
+
+
+def test_weights_that_are_nan_have_no_accuracy_to_choose_by() -> None:
+    cost = {"accuracy": {"value": 0.8}, "networks": 2, "planned": 2, "nan": 1}
+    broken = setting("broken", rate=0.0, accuracy=0.8)
+    broken = dataclasses.replace(broken, cost=cost)
+    assert broken.standing("rule") == "no accuracy"
+    assert cloak.choose([broken], "rule") is None
+
+
+def test_an_accuracy_next_to_guessing_is_no_accuracy(plan: Plan) -> None:
+    low = {row: 0.15 for row in ACCURACY}
+    choice = chosen(plan, leaking("none", "clip"), accuracy=low)
+    assert any("next to guessing (0.100)" in caution for caution in choice.cautions())

@@ -40,6 +40,20 @@ def test_the_list_of_defenses_is_complete() -> None:
     assert built_in <= {name for row in rows for name in re.findall("`(.+?)`", row)}
 
 
+def test_the_stateful_example_keeps_the_contract() -> None:
+    text = (README.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "merge" in b)
+    names: dict[str, object] = {}
+    source = (
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nimport torch\n"
+        "from torch import Tensor\nfrom leakbench.clipping import clip_flat\n"
+        "from leakbench.contracts import (Context, Defense, Gradients, Guarantee, Observer,\n"
+        "    Setting, Weights)\n" + block
+    )
+    exec(source, names)
+    check_defense(names["MovingClip"]())  # type: ignore[operator]
+
+
 def test_there_is_one_example_of_each_kind() -> None:
     assert [(kind, name) for kind, name, _ in EXAMPLES] == [
         ("attacks", "gray_start"),

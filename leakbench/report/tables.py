@@ -273,6 +273,19 @@ def _guide(report: Report) -> tuple[str, ...]:
         "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
         "'-' where there is none at this tap.",
     ]
+    if report["costs"]:
+        lines += [
+            "Leakage, accuracy, privacy and cost: 'worst attack' is the highest rate of all "
+            "attacks and attackers on the defense. Accuracy is that of a network trained with it "
+            "(last column: network, rounds, clients, L local steps on B examples, data), on "
+            "held-out examples; the network that is attacked may be another. 's an iteration' is "
+            "the wall time of a local step of all clients of a round, on a machine that may do "
+            "other things.",
+            "Epsilon holds for who has the final model; 'sampling not as accounted': accountants "
+            "take every step's examples for drawn anew, here clients are drawn once a round. "
+            f"Printed accuracies: {MARKS['reproduced']} within 0.03, "
+            f"{MARKS['not reproduced']} not; 'fewer rounds' than the paper's say nothing.",
+        ]
     if any(cell["printed"] for cell in report["cells"]):
         lines.append(
             f"Beside the printed numbers: {MARKS['reproduced']} reproduced, "
@@ -349,18 +362,18 @@ def _cost_table(
     rows = []
     for entry in costs:
         attacked = [cell for cell in cells if cell["defense"] == entry["row"]]
-        failed = f"{entry['failed']} failed: {entry['reason']}" if entry["failed"] else ""
+        failed = f"{entry['failed']} failed: {entry['reason']}; " if entry["failed"] else ""
         rows.append(
             (
                 entry["label"],
                 *(_worst(attacked, rule["name"]) for rule in ours),
-                share_words(entry["accuracy"]),
+                share_words(entry["accuracy"]) + (" (weights nan)" if entry["nan"] else ""),
                 f"{entry['printed_accuracy'] or DASH} {_verdict_mark(entry['verdict'])}".rstrip(),
                 " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry["curve"]) or DASH,
                 epsilon_words(entry["privacy"]),
                 compact(entry["seconds_per_iteration"]),
                 compact(entry["times_undefended"]),
-                failed or entry["reason"] or training_words(entry),
+                failed + (training_words(entry) if entry["networks"] else entry["reason"]),
             )
         )
     return Table(caption="Leakage, accuracy, privacy and cost", header=header, rows=tuple(rows))
