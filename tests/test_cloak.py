@@ -670,6 +670,6 @@ def test_weights_that_are_nan_have_no_accuracy_to_choose_by() -> None:
 
 
 def test_an_accuracy_next_to_guessing_is_no_accuracy(plan: Plan) -> None:
-    low = {row: 0.15 for row in ACCURACY}
+    low = dict.fromkeys(ACCURACY, 0.15)
     choice = chosen(plan, leaking("none", "clip"), accuracy=low)
     assert any("next to guessing (0.100)" in caution for caution in choice.cautions())
