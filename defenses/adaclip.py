@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -55,8 +55,10 @@ class AdaClip(Defense):
     + (1 - beta2) v, v = (g~ - m)^2 minus the noise variance, kept inside [h1, h2].
 
     Guarantee: instance-level Gaussian mechanism of sensitivity 1 and std sigma in the transformed
-    space; m and b come from released gradients only. A zero gradient passes as m's share; nan
-    makes the example nan, inf leaves nan in its place and m elsewhere.
+    space, around m, which stands for an absent example (two examples are 2 apart); m and b come
+    from released gradients only. None under Poisson sampling of examples, where m has no bound. A
+    zero gradient passes as m's share; nan makes the example nan, inf leaves nan in its place and m
+    elsewhere.
 
     The start is not given by TIFS. m = 0, and s is equal in all coordinates such that b = C: the
     first iteration clips the whole gradient to `clip` and adds noise sigma C, as "C = 4, sigma = 6"
@@ -123,7 +125,10 @@ class AdaClip(Defense):
         return shown, Moments(mean, deviation)
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
-        return gaussian_guarantee(
+        if setting.sampling == "poisson" and setting.all_clients == 1:
+            reason = "under Poisson sampling one more example brings its share of m, without bound"
+            return Guarantee(level="none", reason=reason)
+        promise = gaussian_guarantee(
             observer,
             self.convention,
             clip=1.0,
@@ -132,6 +137,10 @@ class AdaClip(Defense):
             setting=setting,
             unit="flat",
         )
+        said = "an absent example counts as one whose gradient is the estimated mean m"
+        if promise.level == "none":
+            return promise
+        return replace(promise, assumptions=(*promise.assumptions, said))
 
     def noise_std(self, weights: Weights, state: Moments, context: Context) -> dict[str, float]:
         """Root mean square over a tensor's coordinates, which differ after the first iteration."""

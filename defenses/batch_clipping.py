@@ -152,7 +152,8 @@ class SubsetClipping(Defense):
             return Guarantee(level="none", reason=reason)
         if self.noise_multiplier == 0:
             return Guarantee(level="none", reason="no noise is added")
-        if size > 1 and setting.sampling == "poisson" and setting.all_clients == 1:
+        grows = self.subset_size(2 * setting.batch_size) > 1  # with B = 1 too
+        if grows and setting.sampling == "poisson" and setting.all_clients == 1:
             reason = "Poisson sampling fixes neither the members of a subset nor its weight"
             return Guarantee(level="none", reason=reason)
         unit, parts = self._clipped(weights)
@@ -160,7 +161,7 @@ class SubsetClipping(Defense):
         return Guarantee(
             level="instance",
             relation="replace_one",
-            sensitivity=math.sqrt(parts) * one,
+            sensitivity=math.sqrt(parts * setting.uses(observer)) * one,
             noise_std=self.noise_multiplier * one,
             unit=unit,
             tensors=parts,

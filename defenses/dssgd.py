@@ -146,7 +146,10 @@ class DSSGD(Defense):
         seen = context.observation
         if context.noise is not None or seen is None:
             return None
-        if seen.axes != gradients.axes and gradients.leading[1] > 1 and self.selection == "largest":
+        several = seen.axes != gradients.axes and (
+            gradients.leading[1] > 1 or context.local_steps > 1
+        )
+        if several and self.selection == "largest":
             return None
         found = Gradients({k: seen.tensors[k] for k in gradients.tensors}, seen.axes).flatten()
         return found if seen.axes == gradients.axes else found.unsqueeze(1)

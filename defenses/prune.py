@@ -35,10 +35,9 @@ class Prune(Defense):
     largest and pass.
 
     Replay: zeros of the observation are the mask. More zeros than are pruned say that only zeros
-    were, and then nothing is masked. Where several examples are behind one observation their masks
-    cannot be read from it, and a replay prunes by its own values, as it does without an
-    observation. With at="example" and one example a local step, the mask behind several local
-    steps is that of their sum.
+    were, and then nothing is masked. Where several masks are behind one observation, of examples or
+    of local steps, they cannot be read from it, and a replay prunes by its own values, as it does
+    without an observation.
 
     Args:
         fraction: share of coordinates set to 0, in [0, 1); the share's decimal digits are meant:
@@ -114,7 +113,7 @@ def _observed(gradients: Gradients, context: Context) -> Gradients | None:
         return None
     if seen.axes == gradients.axes:
         return seen
-    if gradients.leading[1] > 1:
+    if gradients.leading[1] > 1 or context.local_steps > 1:
         return None
     return Gradients({k: v.unsqueeze(1) for k, v in seen.tensors.items()}, gradients.axes)
 

@@ -104,7 +104,8 @@ def gaussian_guarantee(
 
     At the type-2 example tap noise is there only under `per_example`, and the observer sees one
     example's own gradient: sensitivity sqrt(M) C (presence against absence), std sigma C. Everyone
-    else sees the batch mean, whose sensitivity is sqrt(M) C / B. Noise of single examples promises
+    else sees the batch mean, whose sensitivity is sqrt(M) C / B, and in an update as many of them
+    as one example takes part in. Noise of single examples promises
     nothing where their number is drawn at random: it is as large as they are many.
     """
     whole = math.sqrt(tensors) * clip
@@ -120,7 +121,7 @@ def gaussian_guarantee(
         return Guarantee(level="none", reason=reason)
     else:
         batch_size = setting.batch_size
-        sensitivity = whole / batch_size
+        sensitivity = math.sqrt(setting.uses(observer)) * whole / batch_size
         std = noise_multiplier * clip * noise_share(convention, batch_size)
     return Guarantee(
         level="instance",

@@ -434,16 +434,18 @@ class Context:
 
     round, iteration: 0-based place on the path; central training is a round an iteration. total:
     planned rounds: decay schedules run over `round` / `total`. batch_size: B, the expected size
-    where batches vary. clients: ids of the client axis. observation: in a replay, what was
-    observed (masks of pruning come from it). noise: None in a replay, and then nothing random is
-    added. public: per-example gradients of the public examples at the given weights, axes
-    ("client", "example") with one client; None where there are none. Only `on_round` may call it.
+    where batches vary. local_steps: in a replay, L steps behind the observation. clients: ids of
+    the client axis. observation: in a replay, what was observed (masks of pruning come from it).
+    noise: None in a replay, and then nothing random is added. public: per-example gradients of the
+    public examples at the given weights, axes ("client", "example") with one client; None where
+    there are none. Only `on_round` may call it.
     """
 
     round: int = 0
     iteration: int = 0
     total: int = 1
     batch_size: int = 1
+    local_steps: int = 1
     clients: tuple[int, ...] = (0,)
     noise: NoiseSource | None = None
     observation: Gradients | None = None
@@ -530,6 +532,18 @@ class Setting:
     rounds: int = 1
     round: int = 0
     sampling: Sampling = "fixed_size"
+
+    def uses(self, observer: Observer) -> int:
+        """Local steps of one round that one example takes part in, as `observer` sees them.
+
+        Who sees a client's update sees all of them together; a tap sees a single step, and for the
+        final model every step counts by itself.
+        """
+        if observer not in ("server", "type0", "type0_raw", "type1") or self.examples is None:
+            return 1
+        if self.sampling == "poisson" and self.all_clients == 1:
+            return self.local_steps
+        return math.ceil(self.local_steps * self.batch_size / self.examples)
 
     @property
     def client_rate(self) -> float:

@@ -34,7 +34,15 @@ from leakbench.names import JUDGED
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.suite import Cell, Plan, UtilityCell, canonical
-from leakbench.trials import Chunk, ChunkResult, build_defense, failed, network, run_chunk
+from leakbench.trials import (
+    Chunk,
+    ChunkResult,
+    build_defense,
+    check_cell,
+    failed,
+    network,
+    run_chunk,
+)
 from leakbench.utility import (
     Training,
     check_training,
@@ -159,6 +167,10 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
             ceiling_mu=None,
             guarantee="",
         )
+    try:
+        check_cell(cell, dataset)
+    except LeakbenchError as error:
+        raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
     plugins = (registry.find("attacks", cell.attack), registry.find("defenses", cell.defense))
     spec = cell.spec() | {
         "data": dataset.checksum,
@@ -180,7 +192,8 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         identities=tuple(identities),
         victims=victims,
         skip="",
-        ceiling_mu=math.hypot(*known) if len(known) == len(all_mu) else None,
+        # The victims are among those that later weights were trained on: more than the looks tells.
+        ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
     )
 

@@ -80,6 +80,7 @@ def simulator(
                 known,
                 noise=None,
                 batch_size=inputs.shape[1] // steps,
+                local_steps=steps,
                 clients=tuple(range(len(chosen))),
                 observation=seen.of(rows[chosen]),
             )

@@ -100,7 +100,7 @@ class LeakTable(_Table):
     type: Literal[0, 1, 2] = 2
     view: Literal["example", "batch", "raw"] | None = None
     at: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] = "first"
-    observations: Positive = 1
+    observations: Annotated[int, Field(gt=0, le=1000)] = 1
     over: Literal["noise", "rounds"] = "noise"
 
     def rounds(self, iterations: int) -> list[int]:
@@ -205,7 +205,7 @@ class UtilityTable(_Table):
 
     model: ModelTable | None = None
     training: TrainingTable | None = None
-    evaluations: Positive = 4
+    evaluations: Annotated[int, Field(gt=0, le=1000)] = 4
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     datasets: Annotated[list[str], Field(min_length=1)] | None = None
     defenses: Annotated[list[str], Field(min_length=1)] | None = None
@@ -425,7 +425,10 @@ class UtilityCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A suite resolved for one profile; `asked` are the arguments that made it."""
+    """A suite resolved for one profile; `asked` are the arguments that made it.
+
+    printed_rounds: of the trainings that the file speaks of, whatever is set otherwise.
+    """
 
     suite: Suite
     file: str
@@ -438,6 +441,7 @@ class Plan:
     utility: tuple[UtilityCell, ...]
     utility_networks: int
     printed_utility: Mapping[tuple[str, str], PrintedUtilityTable]
+    printed_rounds: int
     asked: Mapping[str, Any]
 
 
@@ -500,6 +504,7 @@ def resolve(
         utility=_utility(parsed, chosen, file, defense),
         utility_networks=chosen.utility.networks,
         printed_utility=_printed_utility(published, parsed, profile, file, defense),
+        printed_rounds=_training_of(published).iterations,
         asked={
             "suite": suite if suite in names() else str(Path(suite).absolute()),
             "profile": profile,
@@ -1055,7 +1060,7 @@ def _utility(
     table = suite.utility
     if table is None or not profile.utility.networks:
         return ()
-    model, training = table.model or suite.model, table.training or suite.training
+    model, training = table.model or suite.model, _training_of(suite)
     if profile.utility.iterations is not None:
         training = training.model_copy(update={"iterations": profile.utility.iterations})
     where = f"{file}, utility"
@@ -1090,6 +1095,12 @@ def _utility(
                 )
             )
     return tuple(cells)
+
+
+def _training_of(suite: Suite) -> TrainingTable:
+    """The training that [utility] describes."""
+    table = suite.utility
+    return suite.training if table is None or table.training is None else table.training
 
 
 def _printed_utility(

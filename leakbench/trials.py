@@ -38,7 +38,8 @@ from leakbench.contracts import (
 )
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Point, Schedule, train
+from leakbench.federated import Point, Schedule, check, partition, train
+from leakbench.gradients import count_subsets
 from leakbench.judging import (
     Observer,
     Victims,
@@ -145,6 +146,30 @@ def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     return _ATTACKED[key]
 
 
+def check_cell(cell: Cell, dataset: Dataset) -> None:
+    """What must hold before any trial of a cell starts.
+
+    Raises:
+        LeakbenchError: a training before the leak that cannot start (see `federated.check`), or
+            subsets that do not divide the batch.
+    """
+    try:
+        defense = build_defense(cell)
+        subset = defense.subset_size(cell.batch_size) if defense.granularity == "subset" else 1
+    except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
+        return
+    if not cell.example_view:
+        count_subsets(cell.batch_size, subset)
+    if cell.federation:
+        schedule = Schedule(**cell.federation)
+        model = models.build(
+            cell.model, dataset.input_shape, dataset.classes, cast(models.Scheme, cell.weights)
+        )
+        stream = generator(cell.seed, "partition", cell.dataset, 0)
+        shares = partition(dataset.train_labels, schedule, stream)
+        check(model, defense, schedule, shares, public=dataset.public)
+
+
 def looks(
     cell: Cell, dataset: Dataset, attacked: Attacked, defense: Defense, number: int
 ) -> list[Look]:
@@ -154,7 +179,12 @@ def looks(
     are the same with and without a data root; the victims are among them.
     """
     weights, dtype = dict(attacked.weights), getattr(torch, cell.dtype)
-    public = public_gradients(attacked.model, dataset.public.to(dtype), dataset.public_labels)
+    device = next(iter(weights.values())).device
+    public = public_gradients(
+        attacked.model,
+        dataset.public.to(device=device, dtype=dtype),
+        dataset.public_labels.to(device),
+    )
     points = {0: Point(rounds=0, weights=weights, state=defense.init(_copies(weights)))}
     if any(cell.rounds):
         recipe = (
@@ -166,7 +196,8 @@ def looks(
         if key not in _POINTS:
             schedule = Schedule(**{**cell.federation, "rounds": cell.rounds[-1]})
             _POINTS[key] = train(
-                attacked.model, weights, dataset.train, dataset.train_labels, defense, schedule,
+                attacked.model, weights, dataset.train.to(device),
+                dataset.train_labels.to(device), defense, schedule,
                 total=cell.iterations, seed=cell.seed, axes=(cell.dataset, number), public=public,
                 noise=NoiseStreams(cell.seed, ("training", cell.dataset, number)),
                 keep=set(cell.rounds),

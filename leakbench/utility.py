@@ -44,7 +44,7 @@ class Training:
 class Material:
     """What a network is trained and judged on; inputs are uint8 images or floats.
 
-    public: the attacker's and the defenses' public examples, none of them in `train`.
+    public: what defenses and pretraining may look at, none of it in `train` or `test`.
     """
 
     source: str
@@ -58,32 +58,37 @@ class Material:
 
 
 def material(dataset: str, root: Path | None) -> Material:
-    """The whole data set where `root` has it, else the embedded sample, tested on its public part.
+    """The whole data set where `root` has it, else the embedded sample.
+
+    Half of the sample's public part is public here; the other half tests where there is only the
+    sample.
 
     Raises:
         DataMissing: a data set without a sample, and no root that has it.
     """
     sample = load(dataset, root)
+    half = len(sample.public) // 2
+    public, public_labels = sample.public[:half], sample.public_labels[:half]
     try:
         full = load_full(dataset, root)
     except DataMissing:
         return Material(
             source="sample", checksum=sample.checksum,
             train=sample.train, train_labels=sample.train_labels,
-            test=sample.public, test_labels=sample.public_labels,
-            public=sample.public, public_labels=sample.public_labels,
+            test=sample.public[half:], test_labels=sample.public_labels[half:],
+            public=public, public_labels=public_labels,
         )  # fmt: skip
-    kept = torch.from_numpy(~_found_in(full.train, sample.public))
+    kept, tested = (torch.from_numpy(~_found_in(part, public)) for part in (full.train, full.test))
     return Material(
         source="full", checksum=f"{full.checksum}{sample.checksum}",
         train=full.train[kept], train_labels=full.train_labels[kept],
-        test=full.test, test_labels=full.test_labels,
-        public=sample.public, public_labels=sample.public_labels,
+        test=full.test[tested], test_labels=full.test_labels[tested],
+        public=public, public_labels=public_labels,
     )  # fmt: skip
 
 
 def _found_in(examples: Tensor, public: Tensor) -> NDArray[np.bool_]:
-    """Which examples are among the public ones: MNIST's were taken from its training part."""
+    """Which are among the public ones: those were taken from the training or the test part."""
     if examples.dtype == torch.uint8:
         public = (public * 255).round().to(torch.uint8)
     known = {row.tobytes() for row in public.numpy()}
@@ -226,7 +231,7 @@ def _flags(promise: Guarantee, setting: Setting, schedule: Mapping[str, Any]) ->
     They assume a fresh draw of examples in every step, and clients that weigh the same.
     """
     flags = []
-    if promise.level == "instance" and setting.all_clients > 1:
+    if promise.level == "instance" and (setting.all_clients > 1 or setting.local_steps > 1):
         flags.append("sampling_not_as_accounted")
     weighed = schedule["aggregation"] == "fed_averaging" and schedule["partition"] == "dirichlet"
     if promise.level == "client" and weighed:

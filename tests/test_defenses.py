@@ -330,6 +330,38 @@ def test_counts_without_noise_promise_nothing() -> None:
     assert silent.guarantee("type2", WEIGHTS, SETTING).mu == pytest.approx(math.sqrt(10) / 6)
 
 
+@pytest.mark.parametrize("convention", ["per_example", "mean", "sum"])
+def test_adaclip_promises_nothing_where_one_more_example_brings_m(
+    convention: NoiseConvention,
+) -> None:
+    """Under Poisson sampling sums are divided by the expected B: one more adds b w + m."""
+    drawn = replace(SETTING, sampling="poisson")
+    promise = AdaClip(convention=convention).guarantee("model", WEIGHTS, drawn)
+    assert promise.level == "none" and "without bound" in promise.reason
+    assert AdaClip(convention=convention).events(WEIGHTS, drawn) == ()
+    kept = AdaClip(convention=convention).guarantee("model", WEIGHTS, SETTING)
+    assert kept.level == "instance" and "estimated mean m" in kept.assumptions[0]
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "sampling", "uses"),
+    [(8, 4, "fixed_size", 4), (20, 4, "fixed_size", 2), (32, 4, "fixed_size", 1),
+     (100, 4, "poisson", 4), (None, 4, "fixed_size", 1)],
+)  # fmt: skip
+def test_an_update_shows_every_step_an_example_took_part_in(
+    examples: int | None, steps: int, sampling: Any, uses: int
+) -> None:
+    """mu of one step, times the root of the number of steps; a tap sees one step."""
+    setting = Setting(batch_size=8, local_steps=steps, examples=examples, sampling=sampling)
+    defense = DPBaseline(convention="sum", noise_multiplier=2.0)
+    single = math.sqrt(10) / 2
+    for observer in ("server", "type0", "type0_raw", "type1"):
+        promise = defense.guarantee(observer, WEIGHTS, setting)
+        assert promise.mu == pytest.approx(single * math.sqrt(uses))
+    for observer in ("model", "type2_batch"):
+        assert defense.guarantee(observer, WEIGHTS, setting).mu == pytest.approx(single)
+
+
 def test_adaclip_charges_the_transformed_space() -> None:
     assert AdaClip().guarantee("type2", WEIGHTS, SETTING).mu == pytest.approx(1 / 6)
     assert AdaClip(convention="sum").guarantee("model", WEIGHTS, SETTING).mu == pytest.approx(1 / 6)

@@ -844,3 +844,14 @@ def test_senseless_parameters_are_refused(kind: Any, parameters: dict[str, Any])
 
 def test_all_observers_are_covered() -> None:
     assert {*OBSERVERS, "type2"} == set(get_args(Observer))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_batch_that_grows_with_the_draw_promises_nothing(kind: Any, batch_size: int) -> None:
+    """Its mean is clipped to C and then counts as often as there are examples."""
+    drawn = replace(SETTING, batch_size=batch_size, sampling="poisson")
+    promise = kind(subset=0).guarantee("model", WEIGHTS, drawn)
+    assert promise.level == "none" and "Poisson" in promise.reason
+    assert kind(subset=0).events(WEIGHTS, drawn) == ()
+    assert kind(subset=1).guarantee("model", WEIGHTS, drawn).level == "instance"

@@ -857,3 +857,30 @@ def test_senseless_parameters_are_refused(kind: Any, parameters: Any, told: str)
     with pytest.raises(LeakbenchError, match=told) as caught:
         kind(**parameters)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [Prune(fraction=0.5, at="example"), DSSGD(share=0.3, selection="largest", at="example")],
+    ids=str,
+)
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_replay_is_exact_behind_several_local_steps(defense: Defense, steps: int) -> None:
+    """One example a step, each with a mask of its own: at the truth the replay is the leak."""
+    digits = data.load("mnist")
+    inputs = digits.candidates[: 8 * steps].reshape(8, steps, 1, 28, 28)
+    labels = digits.candidate_labels[: 8 * steps].reshape(8, steps)
+    batches = [
+        Batch(inputs=inputs[:, i : i + 1], labels=labels[:, i : i + 1]) for i in range(steps)
+    ]
+    point, here = LeakPoint(type=1), Context(clients=tuple(range(8)))
+    leaked = capture(
+        MODEL, WEIGHTS, batches, defense, replace(here, noise=NoiseStreams(1, ("x",))), point
+    )
+    seen = (Observation(weights=WEIGHTS, gradients=leaked),)
+    replays = [Replay(defense=defense, context=here)]
+    nobody = torch.zeros(8, dtype=torch.int64)
+    simulate = simulator(MODEL, seen, replays, nobody, point, local_steps=steps)
+    found = simulate(inputs, labels, torch.arange(8))
+    for name, value in leaked.tensors.items():
+        torch.testing.assert_close(found.tensors[name], value, rtol=1e-5, atol=1e-6)

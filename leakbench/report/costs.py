@@ -71,9 +71,7 @@ def _entry(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) 
         "privacy": privacy,
         "seconds_per_iteration": _seconds(judged),
         "printed_accuracy": None if printed is None else printed.accuracy,
-        "verdict": ""
-        if printed is None
-        else _verdict(plan, cell.schedule, shares, printed.accuracy),
+        "verdict": "" if printed is None else _verdict(plan, schedule, judged, printed.accuracy),
     }
 
 
@@ -93,13 +91,16 @@ def _seconds(judged: Sequence[Record]) -> float | None:
 
 
 def _verdict(
-    plan: Plan, schedule: Mapping[str, Any], shares: Sequence[Sequence[float]], printed: str
+    plan: Plan, schedule: Mapping[str, Any], judged: Sequence[Record], printed: str
 ) -> str:
-    """Who trains for fewer rounds than the paper can neither confirm nor refute it."""
-    if not shares:
+    """Fewer rounds or less data than the paper's can neither confirm nor refute it."""
+    if not judged:
         return ""
-    table = plan.suite.utility
-    training = (table.training if table is not None else None) or plan.suite.training
-    if schedule["rounds"] < training.iterations:
+    if any(record["status"] == "nan" for record in judged):
+        return "weights nan"
+    if schedule["rounds"] < plan.printed_rounds:
         return "fewer rounds"
+    if any(record["data"] == "sample" for record in judged):
+        return "sample data"
+    shares = [[float(record["accuracy"])] for record in judged]
     return rate_verdict(float(printed), mean_interval(shares, level=0.90), TOLERANCE)

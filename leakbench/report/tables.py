@@ -284,7 +284,8 @@ def _guide(report: Report) -> tuple[str, ...]:
             "Epsilon holds for who has the final model; 'sampling not as accounted': accountants "
             "take every step's examples for drawn anew, here clients are drawn once a round. "
             f"Printed accuracies: {MARKS['reproduced']} within 0.03, "
-            f"{MARKS['not reproduced']} not; 'fewer rounds' than the paper's say nothing.",
+            f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
+            "nothing.",
         ]
     if any(cell["printed"] for cell in report["cells"]):
         lines.append(
@@ -396,7 +397,7 @@ def share_words(interval: Mapping[str, float | None]) -> str:
 
 
 def _verdict_mark(verdict: str) -> str:
-    return f"({verdict})" if verdict == "fewer rounds" else MARKS.get(verdict, "")
+    return MARKS.get(verdict, f"({verdict})" if verdict else "")
 
 
 def epsilon_words(privacy: Mapping[str, Any]) -> str:
