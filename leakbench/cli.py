@@ -196,7 +196,7 @@ def _suites() -> list[dict[str, str]]:
 def _accountants() -> list[dict[str, str]]:
     from importlib.util import find_spec
 
-    from leakbench.privacy.account import ACCOUNTANTS
+    from leakbench.names import ACCOUNTANTS
 
     lacking = {} if find_spec("dp_accounting") else {"pld": "pip install 'leakbench[pld]'"}
     return [
@@ -709,7 +709,7 @@ def _leave_out(why: str, options: Iterable[str], given: Sequence[str]) -> None:
 
 
 def _accountant_names(asked: Sequence[str]) -> list[str]:
-    from leakbench.privacy.account import ACCOUNTANTS
+    from leakbench.names import ACCOUNTANTS
 
     for name in asked:
         if name not in (*ACCOUNTANTS, "all"):

@@ -8,7 +8,6 @@ by rounding only.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -133,7 +132,8 @@ class Trained:
         points: those asked for, by the number of rounds done before.
         curve: (rounds done, what `evaluate` said) in order.
         seconds_per_iteration: wall time of a local step of all clients of a round together, hooks
-            and aggregation included, evaluation not: the median over rounds.
+            and aggregation included, evaluation not: the median over all rounds but the first,
+            in which a process does what it does once; None after a single round.
         iterations: local steps that were run.
         setting: for guarantees and events.
     """
@@ -141,7 +141,7 @@ class Trained:
     weights: Mapping[str, Tensor]
     points: Mapping[int, Point]
     curve: tuple[tuple[int, float], ...]
-    seconds_per_iteration: float
+    seconds_per_iteration: float | None
     iterations: int
     setting: Setting
 
@@ -268,15 +268,11 @@ def train(
                 state = defense.on_round(weights, state, context)
                 batches = [_batch(step, inputs, labels, like) for step in steps]
 
-                round_of = functools.partial(
-                    run_round, model, weights, defense=defense, state=state, context=context,
+                done = run_round(
+                    model, weights, batches, defense, state, context,
                     learning_rate=schedule.learning_rate, chunk_size=chunk_size,
                     shares=_factors(clients, shares, schedule),
                 )  # fmt: skip
-                if not spent:  # what a process does once is no cost of this defense
-                    round_of(batches=batches[:2])
-                    begun = time.perf_counter()
-                done = round_of(batches=batches)
                 assert done.weights is not None
                 weights, state = done.weights, defense.merge(done.state)
                 iterations += schedule.local_steps
@@ -286,7 +282,9 @@ def train(
         weights=weights,
         points=points,
         curve=tuple(curve),
-        seconds_per_iteration=statistics.median(spent or [0.0]) / schedule.local_steps,
+        seconds_per_iteration=(
+            statistics.median(spent[1:]) / schedule.local_steps if len(spent) > 1 else None
+        ),
         iterations=iterations,
         setting=schedule.setting(min(map(len, shares))),
     )

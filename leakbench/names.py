@@ -32,3 +32,15 @@ MODELS: dict[str, str] = {
 
 IMAGE_MODELS = frozenset({"lenet_cpl", "lenet_dlg", "cnn2", "cnn2_relu"})
 """Networks that take images only."""
+
+ACCOUNTANTS: dict[str, str] = {
+    "base": "sum of the steps' epsilons",
+    "advanced": "advanced composition, the classic theorem",
+    "advanced_eq3": "advanced composition as TIFS eq. 3 has it",
+    "optimal": "composition of Kairouz, Oh and Viswanath; TIFS eq. 4 in the papers' presets",
+    "zcdp": "zero-concentrated DP",
+    "moments": "Renyi DP of the Poisson-subsampled Gaussian",
+    "gdp": "Gaussian DP: exact without sampling, else the central limit",
+    "pld": "privacy loss distributions: tight; needs dp-accounting for sampled steps",
+}
+"""Privacy accountants by name (`privacy.account` runs them)."""

@@ -14,8 +14,8 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from leakbench import cli
+from leakbench.names import ACCOUNTANTS
 from leakbench.privacy import tables
-from leakbench.privacy.account import ACCOUNTANTS
 from leakbench.privacy.observers import account
 from leakbench.privacy.presets import PRESETS
 from leakbench.privacy.tables import TABLES, Cell

@@ -752,7 +752,7 @@ def test_training_lowers_the_loss() -> None:
 def test_what_is_said_of_a_training() -> None:
     found = trained("mlp", Defense(), replace(DIRICHLET, rounds=3))
     assert found.iterations == 6
-    assert 0 < found.seconds_per_iteration < 60
+    assert found.seconds_per_iteration is not None and 0 < found.seconds_per_iteration < 60
     assert found.setting.rounds == 3 and found.setting.local_steps == 2
     assert (found.setting.clients, found.setting.all_clients) == (3, 5)
     shares = partition(LABELS, DIRICHLET, generator(SEED, "partition", *AXES))

@@ -20,8 +20,9 @@ from leakbench.defenses.dssgd import DSSGD
 from leakbench.defenses.none import NoDefense
 from leakbench.defenses.prune import Prune
 from leakbench.errors import LeakbenchError
+from leakbench.names import ACCOUNTANTS
 from leakbench.privacy import composition, gdp, rdp
-from leakbench.privacy.account import ACCOUNTANTS, Result, epsilon
+from leakbench.privacy.account import Result, epsilon
 from leakbench.privacy.bisection import least, least_positive
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, grouped
 from leakbench.privacy.inverse import first_steps, noise_multiplier, steps_within
@@ -493,7 +494,7 @@ def test_a_promise_for_replacing_says_nothing_of_removing() -> None:
 @pytest.mark.parametrize(
     ("defense", "reason"),
     [
-        (NoDefense(), "no calibrated noise"),
+        (NoDefense(), "promises nothing"),
         (DPDynSSigma(), "private gradients"),
         (Prune(), "no noise is added"),
         (DSSGD(), "no noise is added"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.events import PrivacyEvent, Relation, check_delta, grouped
 from leakbench.privacy.presets import Preset, preset_of
 
@@ -253,18 +254,6 @@ def _pld(
         return _Outcome(None, str(missing))
     return _Outcome(value, assumptions=tuple(notes))
 
-
-ACCOUNTANTS: dict[str, str] = {
-    "base": "sum of the steps' epsilons",
-    "advanced": "advanced composition, the classic theorem",
-    "advanced_eq3": "advanced composition as TIFS eq. 3 has it",
-    "optimal": "composition of Kairouz, Oh and Viswanath; TIFS eq. 4 in the papers' presets",
-    "zcdp": "zero-concentrated DP",
-    "moments": "Renyi DP of the Poisson-subsampled Gaussian",
-    "gdp": "Gaussian DP: exact without sampling, else the central limit",
-    "pld": "privacy loss distributions: tight; needs dp-accounting for sampled steps",
-}
-"""Name -> what it is."""
 
 _COMPUTE: dict[str, _Accountant] = {
     "base": _composition("base"),

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from leakbench.errors import LeakbenchError
-from leakbench.privacy.account import ACCOUNTANTS, Level, Result, epsilon
+from leakbench.names import ACCOUNTANTS
+from leakbench.privacy.account import Level, Result, epsilon
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_delta
 from leakbench.privacy.presets import preset_of
 
