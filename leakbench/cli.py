@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -414,7 +415,10 @@ def account(
         float | None, typer.Option(help="Noise: its std is sigma C where it is added.")
     ] = None,
     q: Annotated[
-        float | None, typer.Option("--q", help="Chance of one example to take part in a step.")
+        str | None,
+        typer.Option(
+            "--q", help="Chance of one example to take part in a step: 0.01, or 256/60000."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=0, help="Steps of the whole run.")] = None,
     delta: Annotated[float | None, typer.Option(help="Above 0 and below 1.")] = None,
@@ -479,7 +483,7 @@ def account(
         _leave_out("noise on the sum does not depend on the batch", ("--batch-size",), given)
     if sampling is Sampling.none:
         _leave_out("--sampling none: everyone takes part in every step", ("--q",), given)
-        q = 1.0
+        q = "1"
     known = [option for option in ("--sigma", "--steps", "--epsilon") if option in given]
     if len(known) != 2:
         raise LeakbenchError(
@@ -492,7 +496,7 @@ def account(
     if sigma is not None and not 0 <= sigma < math.inf:
         raise LeakbenchError(f"--sigma must be at least 0 and finite, got {sigma}")
     setting: dict[str, Any] = {
-        "sampling_rate": q, "delta": delta, "preset": preset, "tensors": layers,
+        "sampling_rate": _rate(q), "delta": delta, "preset": preset, "tensors": layers,
         "convention": (convention or Convention.sum).value, "batch_size": batch_size,
         "sampling": (sampling or Sampling.poisson).value, "observations": observations,
         "group_size": group_size or 1,
@@ -699,6 +703,18 @@ MOST_STEPS = 10**6
 
 Row = tuple["Result", dict[str, Any]]
 """An epsilon, and what was found for it by `_solved`."""
+
+
+def _rate(text: str) -> float:
+    """A sampling rate as typed."""
+    try:
+        rate = float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        rate = math.nan
+    if not 0 <= rate <= 1:
+        text = f"must be a number or a fraction (256/60000) from 0 to 1, got {text!r}"
+        raise LeakbenchError(f"--q {text}")
+    return rate
 
 
 def _leave_out(why: str, options: Iterable[str], given: Sequence[str]) -> None:

@@ -295,14 +295,15 @@ def test_what_cannot_be_found_has_a_reason(
         ("--sigma 6 --steps 9", "account: --q and --delta missing"),
         ("--sigma 6 --steps 9 --q 0.1 --delta 0", "delta must be above 0"),
         ("--sigma 6 --steps 9 --q 0.1 --delta nan", "delta must be above 0"),
-        ("--sigma 6 --steps 9 --q 1.1 --delta 1e-5", "sampling_rate must be in [0, 1]"),
-        ("--sigma 6 --steps 9 --q nan --delta 1e-5", "sampling_rate must be in [0, 1]"),
+        ("--sigma 6 --steps 9 --q 1.1 --delta 1e-5", "--q must be a number or a fraction"),
+        ("--sigma 6 --steps 9 --q 1/0 --delta 1e-5", "--q must be a number or a fraction"),
+        ("--sigma 6 --steps 9 --q nan --delta 1e-5", "--q must be a number or a fraction"),
         ("--sigma -1 --layers 3 --steps 9 --q 0.1 --delta 1e-5", "--sigma must be at least 0"),
         ("--sigma nan --steps 9 --q 0.1 --delta 1e-5", "--sigma must be at least 0"),
         ("--sigma inf --steps 9 --q 0.1 --delta 1e-5", "finite, got inf"),
         ("--epsilon 0 --steps 9 --q 0.1 --delta 1e-5", "--epsilon must be above 0"),
         ("--epsilon nan --sigma 9 --q 0.1 --delta 1e-5", "--epsilon must be above 0"),
-        ("--epsilon 1 --sigma 9 --q 2 --delta 1e-5", "sampling_rate must be in [0, 1]"),
+        ("--epsilon 1 --sigma 9 --q 2 --delta 1e-5", "--q must be a number or a fraction"),
         ("--epsilon 1 --steps 9 --q 0.1 --delta 1", "delta must be above 0"),
         ("--sigma 6 --steps 9 --q 0.1 --delta 1e-5 --accountant momens", "mean 'moments'?"),
         ("--sigma 6 --steps 9 --q 0.1 --delta 1e-5 --preset paper:tif", "mean 'paper:tifs'?"),
@@ -452,3 +453,10 @@ def test_torch_is_not_loaded(args: tuple[str, ...]) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "not loaded\n")
     assert done.stdout
+
+
+def test_a_rate_may_be_a_fraction(leakbench: Command) -> None:
+    args = ("--sigma", "2", "--steps", "10", "--delta", "1e-5", "--accountant", "moments", "--json")
+    one = leakbench("account", "--q", "256/6400", *args)
+    other = leakbench("account", "--q", "0.04", *args)
+    assert one.out == other.out and json.loads(one.out)["results"][0]["epsilon"] > 0

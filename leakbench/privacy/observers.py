@@ -157,6 +157,10 @@ def account_defense(
     for observer in observers:
         promise = defense.guarantee(observer, weights, setting)
         event = release(promise)
+        fixed = setting.sampling == "fixed_size" and setting.all_clients == 1
+        if event is not None and fixed and observer != "type2" and promise.relation == "add_remove":
+            # A batch of fixed size takes another example in for the one that leaves it.
+            event = replace(event, sampling="fixed_size")
         events = defense.events(weights, setting) if observer == "model" else ()
         notes = promise.assumptions
         # One for adding or removing holds for replacing too, at twice the distance; not conversely.
