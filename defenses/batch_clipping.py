@@ -28,7 +28,6 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError
-from leakbench.privacy.events import PrivacyEvent
 
 Layer = Literal["tensor", "layer"]
 Names = tuple[str, ...]
@@ -166,20 +165,6 @@ class SubsetClipping(Defense):
             unit=unit,
             tensors=parts,
             assumptions=self._assumptions(size),
-        )
-
-    def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
-        """As inherited; with s > 1 one example more or less moves a mean as far as another one."""
-        inherited = Defense.events(self, weights, setting)  # `super` misses a class with slots
-        if self.subset_size(setting.batch_size) == 1:
-            return inherited
-        return tuple(
-            replace(
-                event,
-                noise_multiplier=event.noise_multiplier / 2,
-                sensitivity=event.sensitivity * 2,
-            )
-            for event in inherited
         )
 
     def noise_std(self, weights: Weights, state: Constants, context: Context) -> dict[str, float]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from leakbench.suite import Plan
 
 RUNS = Path("results/runs")
+MOST = 10**12
+"""Largest count that accounting is asked for; floating point holds it."""
 
 app = typer.Typer(
     help="How much private training data does a gradient leak, under which defense?",
@@ -420,7 +422,9 @@ def account(
             "--q", help="Chance of one example to take part in a step: 0.01, or 256/60000."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=0, help="Steps of the whole run.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=0, max=MOST, help="Steps of the whole run.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="Above 0 and below 1.")] = None,
     epsilon: Annotated[
         float | None,
@@ -433,22 +437,24 @@ def account(
     preset: Annotated[
         str, typer.Option(help="strict guarantees; paper:... reproduces printed numbers only.")
     ] = "strict",
-    layers: Annotated[int, typer.Option(min=1, help="Parts clipped to C apart.")] = 1,
+    layers: Annotated[int, typer.Option(min=1, max=MOST, help="Parts clipped to C apart.")] = 1,
     convention: Annotated[
         Convention | None, typer.Option(help="Where the noise is added; else sum.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="For noise on the mean or on each example.")
+        int | None, typer.Option(min=1, max=MOST, help="For noise on the mean or on each example.")
     ] = None,
     sampling: Annotated[
         Sampling | None, typer.Option(help="How batches are drawn; else poisson.")
     ] = None,
     observations: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of one example the server or the tap sees; else q T."),
+        typer.Option(
+            min=1, max=MOST, help="Steps of one example the server or the tap sees; else q T."
+        ),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(min=1, help="Examples of a client, to hide all of them.")
+        int | None, typer.Option(min=1, max=MOST, help="Examples of a client, to hide all of them.")
     ] = None,
     table: Annotated[
         str | None, typer.Option(help="Compute a paper's table of epsilons instead, e.g. tifs5.")

@@ -546,6 +546,13 @@ class Setting:
         return math.ceil(self.local_steps * self.batch_size / self.examples)
 
     @property
+    def draws_anew(self) -> bool:
+        """Whether every local step draws its examples afresh from all there are."""
+        if self.all_clients > 1:
+            return False
+        return self.sampling == "poisson" or self.local_steps == 1
+
+    @property
     def client_rate(self) -> float:
         """Chance of a client to take part in a round, Kt / N."""
         return self.clients / self.all_clients
@@ -672,22 +679,30 @@ class Defense:
     def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
         """Releases of a whole training run, as the final model's holder is promised them.
 
-        A client-level promise is spent once a round, an instance-level one in every local step.
-        () without a guarantee. Default: equal releases.
+        A client-level promise is spent once a round, under the sampling of clients. An
+        instance-level one is spent in every local step, under the sampling of examples where each
+        step draws anew (`Setting.draws_anew`). Else nothing is amplified: who is drawn once takes
+        part in all of a round, and hiding a client's presence does not hide which of two data sets
+        a present one holds. () without a guarantee. Default: equal releases.
         """
         promise = self.guarantee("model", weights, setting)
         if promise.mu is None or promise.sensitivity is None or promise.noise_std is None:
             return ()
-        of_client = promise.level == "client"
+        rate, sampling = setting.client_rate, setting.sampling
+        steps = setting.rounds
+        if promise.level == "instance" and setting.draws_anew:
+            rate, steps = setting.example_rate, setting.rounds * setting.local_steps
+        elif promise.level == "instance":
+            rate, sampling, steps = 1.0, "none", setting.rounds * setting.uses("type1")
         # Events are stated for adding or removing one; replacing one moves a sum twice as far.
         share = 0.5 if promise.relation == "replace_one" else 1.0
         return (
             PrivacyEvent(
                 noise_multiplier=promise.noise_std / (share * promise.sensitivity),
                 sensitivity=share * promise.sensitivity,
-                sampling_rate=setting.client_rate if of_client else setting.example_rate,
-                sampling=setting.sampling,
-                steps=setting.rounds * (1 if of_client else setting.local_steps),
+                sampling_rate=rate,
+                sampling=sampling,
+                steps=steps,
             ),
         )
 

@@ -234,7 +234,7 @@ class DecayingNoise(Decaying):
             replace(
                 event,
                 noise_multiplier=event.noise_multiplier * (sigma / self.noise_multiplier),
-                steps=count * setting.local_steps,
+                steps=count * (event.steps // setting.rounds),
             )
             for event in equal
             for sigma, count in rounds.items()

@@ -205,12 +205,14 @@ def _privacy(
 ) -> dict[str, Any]:
     """Epsilon of the whole training for who holds the final model, and what it rests on.
 
-    A fixed-size sample is accounted for replacing one, anything else for adding or removing one.
+    A fixed-size sample, and a promise for replacing one, is accounted for replacing one; anything
+    else for adding or removing one.
     """
     setting = done.setting
     promise = defense.guarantee("model", weights, setting)
     events = defense.events(weights, setting)
-    relation: Relation = "replace_one" if setting.sampling == "fixed_size" else "add_remove"
+    replaced = setting.sampling == "fixed_size" or promise.relation == "replace_one"
+    relation: Relation = "replace_one" if replaced else "add_remove"
     spent = account.epsilon(
         events, cell.delta, relation=relation, level=promise.level, assumptions=promise.assumptions
     )
@@ -226,13 +228,14 @@ def _privacy(
 
 
 def _flags(promise: Guarantee, setting: Setting, schedule: Mapping[str, Any]) -> list[str]:
-    """Where the training is not what the promise and the accountant assume.
+    """Where the training is not what promise and accountants like to assume.
 
-    They assume a fresh draw of examples in every step, and clients that weigh the same.
+    They assume a fresh draw of examples in every step, and clients that weigh the same. Without
+    the first nothing is amplified; without the second the promise does not hold.
     """
     flags = []
-    if promise.level == "instance" and (setting.all_clients > 1 or setting.local_steps > 1):
-        flags.append("sampling_not_as_accounted")
+    if promise.level == "instance" and not setting.draws_anew:
+        flags.append("not_amplified")
     weighed = schedule["aggregation"] == "fed_averaging" and schedule["partition"] == "dirichlet"
     if promise.level == "client" and weighed:
         flags.append("clients_weigh_unequally")

@@ -296,6 +296,7 @@ def test_what_cannot_be_found_has_a_reason(
         ("--sigma 6 --steps 9 --q 0.1 --delta 0", "delta must be above 0"),
         ("--sigma 6 --steps 9 --q 0.1 --delta nan", "delta must be above 0"),
         ("--sigma 6 --steps 9 --q 1.1 --delta 1e-5", "--q must be a number or a fraction"),
+        ("--epsilon 1e250 --steps 9 --q 0.1 --delta 1e-5", "at most 1e+06"),
         ("--sigma 6 --steps 9 --q 1/0 --delta 1e-5", "--q must be a number or a fraction"),
         ("--sigma 6 --steps 9 --q nan --delta 1e-5", "--q must be a number or a fraction"),
         ("--sigma -1 --layers 3 --steps 9 --q 0.1 --delta 1e-5", "--sigma must be at least 0"),

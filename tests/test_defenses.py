@@ -25,6 +25,7 @@ from leakbench.defenses.quantile_clip import Bounds, QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import per_example
 from leakbench.models import build
+from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.streams import NoiseStreams, generator
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -328,6 +329,25 @@ def test_counts_without_noise_promise_nothing() -> None:
     silent = QuantileClip(count_noise=0.0)
     assert silent.guarantee("model", WEIGHTS, SETTING).level == "none"
     assert silent.guarantee("type2", WEIGHTS, SETTING).mu == pytest.approx(math.sqrt(10) / 6)
+
+
+def test_a_client_drawn_for_a_round_takes_part_in_all_of_it() -> None:
+    """One client of ten, 100 steps on its five examples, C = 1, sigma = 6, one tensor.
+
+    With constant gradients the update is one Gaussian of mu = 10 / 6, there with chance 1 / 10:
+    numerical integration of that mixture against its neighbour gives epsilon 4.77 at delta 1e-5.
+    """
+    setting = Setting(
+        batch_size=5, local_steps=100, clients=1, all_clients=10, examples=5, rounds=1
+    )
+    one = {"a": torch.zeros(3)}
+    (event,) = DPBaseline(noise_multiplier=6.0, convention="sum").events(one, setting)
+    assert (event.steps, event.sampling, event.sampling_rate) == (100, "none", 1.0)
+    assert epsilon_of_mu(math.sqrt(event.steps) / event.noise_multiplier, 1e-5) > 4.77
+    # Coins for every example in every step are fresh, whatever the number of steps.
+    coins = replace(setting, all_clients=1, examples=500, sampling="poisson")
+    (event,) = DPBaseline(noise_multiplier=6.0, convention="sum").events(one, coins)
+    assert (event.steps, event.sampling, event.sampling_rate) == (100, "poisson", 0.01)
 
 
 @pytest.mark.parametrize("convention", ["per_example", "mean", "sum"])

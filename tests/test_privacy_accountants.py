@@ -362,6 +362,14 @@ def test_group_of_two_in_one_step_is_the_hockey_stick_divergence() -> None:
     assert delta == pytest.approx(DELTA, rel=5e-3)
 
 
+@pytest.mark.parametrize(("sigma", "size"), [(0.05, 2), (0.02, 10)])
+def test_groups_at_tiny_rates_and_noise_have_an_answer(sigma: float, size: int) -> None:
+    """The library's mixture has no point there; unsampled is what can be said."""
+    run = PrivacyEvent(noise_multiplier=sigma, sensitivity=1.0, sampling_rate=1e-9, steps=10)
+    found = pld.epsilon([run], 1e-5, group_size=size)
+    assert 0 <= found <= gdp.epsilon_of_mu(size * math.sqrt(10) / sigma, 1e-5)
+
+
 def test_group_bounds() -> None:
     run = steps(6.0, 0.01, 100)
     one, five = (pld.epsilon(run, DELTA, group_size=size) for size in (1, 5))

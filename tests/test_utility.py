@@ -330,14 +330,15 @@ def test_epsilon_is_that_of_the_releases(done: tuple[Plan, Path]) -> None:
     ):
         events = defense.events(weights, setting)
         privacy = found[row, 0]["privacy"]
-        assert [event["steps"] for event in privacy["events"]] == [8 if row == "cdp" else 4]
-        rate = (3 / 20) * (4 / 200 if row == "cdp" else 1)
+        # An example takes part once a round at most; a client is drawn with chance 3 / 20.
+        assert [event["steps"] for event in privacy["events"]] == [4]
+        rate, sampling = (1.0, "none") if row == "cdp" else (3 / 20, "fixed_size")
         assert privacy["events"][0]["sampling_rate"] == pytest.approx(rate)
+        assert privacy["events"][0]["sampling"] == sampling
         expected = pld.epsilon(events, 1e-5, relation="replace_one")
         assert privacy["epsilon"] == pytest.approx(expected)
         assert privacy["level"] == ("instance" if row == "cdp" else "client")
-        # Clients are drawn once a round, their examples in its steps: no accountant knows that.
-        assert privacy["flags"] == (["sampling_not_as_accounted"] if row == "cdp" else [])
+        assert privacy["flags"] == (["not_amplified"] if row == "cdp" else [])
     assert found["none", 0]["privacy"]["epsilon"] is None
     assert found["none", 0]["privacy"]["reason"]
 
@@ -363,7 +364,7 @@ def test_costs_stand_beside_the_worst_attack(done: tuple[Plan, Path]) -> None:
     text = tables.to_markdown(report)
     assert "Leakage, accuracy, privacy and cost" in text
     line = next(line for line in text.splitlines() if line.startswith("| Fed-CDP"))
-    assert "replace-one" in line and "sampling not as accounted" in line and "3 of 20" in line
+    assert "replace-one" in line and "not amplified" in line and "3 of 20" in line
 
 
 def test_fewer_rounds_neither_confirm_nor_refute(write: Write, tmp_path: Path) -> None:

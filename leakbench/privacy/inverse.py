@@ -10,6 +10,8 @@ from leakbench.privacy.account import epsilon
 from leakbench.privacy.bisection import least_positive
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling
 
+_LARGEST = 1e6  # a larger epsilon promises nothing, and its noise drowns in rounding
+
 
 def noise_multiplier(
     target: float,
@@ -26,7 +28,7 @@ def noise_multiplier(
     """Smallest noise multiplier whose epsilon at `delta` is at most `target`.
 
     Args:
-        target: Epsilon, above 0.
+        target: Epsilon, above 0 and at most 1e6.
         sampling_rate, steps, sampling: Of the run, all steps alike.
         accountant, preset, relation: As `account.epsilon`.
         tolerance: Relative; the answer is off to the side of more noise.
@@ -38,8 +40,10 @@ def noise_multiplier(
     Raises:
         LeakbenchError: If an argument is outside its range or the accountant has no epsilon here.
     """
-    if not target > 0:
-        raise LeakbenchError(f"target epsilon must be above 0, got {target}")
+    if not 0 < target <= _LARGEST:
+        raise LeakbenchError(
+            f"target epsilon must be above 0 and at most {_LARGEST:.0e}, got {target}"
+        )
     run = PrivacyEvent(
         noise_multiplier=1.0,
         sensitivity=1.0,

@@ -281,8 +281,9 @@ def _guide(report: Report) -> tuple[str, ...]:
             "held-out examples; the network that is attacked may be another. 's an iteration' is "
             "the wall time of a local step of all clients of a round, on a machine that may do "
             "other things.",
-            "Epsilon holds for who has the final model; 'sampling not as accounted': accountants "
-            "take every step's examples for drawn anew, here clients are drawn once a round. "
+            "Epsilon holds for who has the final model. 'not amplified': accountants amplify by "
+            "sampling where every step draws its examples anew; here clients are drawn, once a "
+            "round, and an example counts as if it took part in every round. "
             f"Printed accuracies: {MARKS['reproduced']} within 0.03, "
             f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
             "nothing.",
