@@ -479,7 +479,7 @@ def yes_or_no() -> Plan:
         ("type2/non_private", 24, "not reproduced"),
         ("type2/non_private", 12, "inconclusive"),
         ("type2/fed_alpha_cdp_sigma", 24, "reproduced"),  # printed: it does not, in 300 iterations
-        ("type2/fed_alpha_cdp_sigma", 0, "inconclusive"),  # the profile stops after 20
+        ("type2/fed_alpha_cdp_sigma", 0, "inconclusive"),  # the profile stops earlier
     ],
 )
 def test_a_printed_yes_or_no_is_held_against_one_half(
