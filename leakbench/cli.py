@@ -805,14 +805,14 @@ def _most_steps(
 
 def _noise_at_release(setting: dict[str, Any]) -> float:
     """Noise multiplier at the release, std over sensitivity there, where sigma is 1."""
+    from leakbench.privacy.observers import gain
     from leakbench.privacy.presets import preset_of
 
     preset = preset_of(setting["preset"])
     parts = math.sqrt(setting["tensors"])
     if not preset.guarantee:
         return preset.noise_factor / (parts if preset.charges_parts else 1.0)
-    averaged = {"sum": 0.0, "mean": 1.0, "per_example": 0.5}[setting["convention"]]
-    return float((setting["batch_size"] or 1) ** averaged / parts)
+    return gain(setting["convention"], setting["batch_size"]) / parts
 
 
 def _print_results(rows: Sequence[Row], found: Literal["sigma", "steps"] | None) -> None:

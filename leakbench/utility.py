@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from leakbench import models, registry
 from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
 from leakbench.data import load
-from leakbench.data.catalog import look_up
+from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
 from leakbench.errors import DataMissing
 from leakbench.federated import Schedule, Trained, check, partition, train
@@ -66,6 +67,12 @@ def material(dataset: str, root: Path | None) -> Material:
     Raises:
         DataMissing: a data set without a sample, and no root that has it.
     """
+    return _material(dataset, root if root is not None else data_root())
+
+
+# Every defense of a suite asks for it, and finding the public examples reads all the others.
+@functools.lru_cache(maxsize=4)
+def _material(dataset: str, root: Path | None) -> Material:
     sample = load(dataset, root)
     half = len(sample.public) // 2
     public, public_labels = sample.public[:half], sample.public_labels[:half]

@@ -98,7 +98,7 @@ def account(
         )
         return tuple(epsilon((event,), delta, accountant=name, preset=preset) for name in names)
     at_model = PrivacyEvent(
-        noise_multiplier=noise_multiplier * _gain(convention, batch_size) / whole,
+        noise_multiplier=noise_multiplier * gain(convention, batch_size) / whole,
         sensitivity=whole,
         sampling_rate=sampling_rate,
         sampling=sampling,
@@ -187,7 +187,7 @@ def release(promise: Guarantee) -> PrivacyEvent | None:
     return PrivacyEvent(noise_multiplier=multiplier, sensitivity=sensitivity, sampling="none")
 
 
-def _gain(convention: NoiseConvention, batch_size: int | None) -> float:
+def gain(convention: NoiseConvention, batch_size: int | None) -> float:
     """Noise multiplier of a batch's mean as a multiple of sigma, for one clipped part."""
     if convention == "sum":
         return 1.0
