@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from leakbench.data import load
 from leakbench.judging import (
-    TRIVIAL,
     Observer,
     Victims,
     best_trivial,
+    flags,
     label_overlap,
     measure,
     paired,
@@ -154,9 +155,36 @@ def test_baselines_are_each_images_own() -> None:
         }
         for name, value in expected.items():
             assert float(found[name][row]) == pytest.approx(float(value), rel=1e-5), name
-        best = min(float(found[name][row]) for name in TRIVIAL)
-        assert float(best_trivial(found)[row]) == best
+        best = min(float(expected[name]) for name in ("start_image", "mean_image", "class_mean"))
+        assert float(best_trivial(found)[row]) == pytest.approx(best, rel=1e-5)
     assert "start_image" not in victims.baselines(None)
+
+
+def test_the_mean_of_the_class_is_a_trivial_guess_and_the_nearest_image_is_not() -> None:
+    """Most of 16 digits are nearer to the mean of their class than to that of all.
+
+    So a guess at a third of the class mean's error beats a quarter of nothing but the mean image's.
+    """
+    victims = victims_of(list(range(16)), each=1)
+    public, labels = load("mnist").public, load("mnist").public_labels
+    centres = torch.stack([public[labels == label].mean(dim=0) for label in victims.labels])
+    mean, of_class = (
+        (guess - victims.images).square().mean(dim=(1, 2, 3))
+        for guess in (public.mean(dim=0), centres)
+    )
+    found = victims.baselines(None)
+    best = best_trivial(found)
+    torch.testing.assert_close(best, torch.minimum(mean, of_class).to(best.dtype))
+    assert 8 < int((of_class < mean).sum()) < 16
+    assert int((found["nearest_public"] < best).sum()) > 8
+
+    strict = SuccessRule(name="strict", kind="strict", threshold=1.0, clamp=True)
+    observer = Observer(victims=victims, rules=[strict], best_baseline=best, snapshot_steps=())
+    nothing = torch.zeros(16, dtype=torch.int64)
+    guesses = victims.images + (1 / 3) ** 0.5 * (centres - victims.images)
+    observer.look(torch.arange(16), nothing, nothing, guesses[:, None])
+    assert int((of_class / 3 < mean / 4).sum()) > 4
+    assert observer.first_step["strict"] == [None] * 16
 
 
 def test_images_behind_a_gradient_follow_one_another() -> None:
@@ -285,3 +313,47 @@ def test_iterates_are_copied_into_snapshots() -> None:
     show(observer, [0], 1, inputs)
     inputs.zero_()
     assert torch.equal(observer.snapshots[1], victims.images)
+
+
+# ------------------------------------------------------------------------------ flags
+
+FINE = {
+    "loss": 1.0,
+    "loss_start": 5.0,
+    "loss_true": 1.0,
+    "recovered": False,
+    "labels_right": True,
+    "label_known": True,
+    "no_op": False,
+    "gradient_finite": True,
+    "gradient_zero": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        # The loss at the truth is 1: below it only noise is left to fit, above it the search failed
+        # by more than a thousandth.
+        ({"loss": 0.999}, ["fits_noise"]),
+        ({"loss": 1.0009}, []),
+        ({"loss": 1.0011}, ["optimiser_failed"]),
+        ({"loss": 0.999, "recovered": True}, []),
+        ({"loss": 2.0, "recovered": True}, []),
+        ({"loss": 9e-7, "loss_true": 0.0}, []),
+        ({"loss": 2e-6, "loss_true": 0.0}, ["optimiser_failed"]),
+        ({"loss": math.nan}, ["loss_never_fell"]),
+        ({"loss": 5.0}, ["loss_never_fell", "optimiser_failed"]),
+        ({"loss": 6.0}, ["loss_never_fell", "optimiser_failed"]),
+        ({"loss": 6.0, "loss_start": math.inf}, ["optimiser_failed"]),
+        ({"loss": 6.0, "loss_start": math.nan}, ["optimiser_failed"]),
+        ({"labels_right": False}, ["label_wrong"]),
+        ({"no_op": True}, ["defense_noop"]),
+        ({"gradient_finite": False}, ["gradient_nonfinite"]),
+        ({"gradient_zero": True}, ["gradient_zero"]),
+    ],
+)
+def test_flags_say_who_is_to_blame(changes: dict[str, Any], expected: list[str]) -> None:
+    assert flags(**{**FINE, **changes}) == ["label_known", *expected]
+    assert flags(**{**FINE, **changes, "label_known": False}) == ["label_inferred", *expected]

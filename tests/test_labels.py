@@ -82,6 +82,48 @@ def test_repeated_classes_are_counted(name: str, size: int) -> None:
     assert found.equal(found.sort(dim=1).values)
 
 
+class _Linear:
+    """logits = 12 x + (0, 0, 4, 0): sure of one lit pixel, and for class 2 in the dark."""
+
+    head = "dense.weight"
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        bias = torch.tensor([0.0, 0.0, 4.0, 0.0], dtype=dtype)
+        return {"dense.weight": 12 * torch.eye(4, dtype=dtype), "dense.bias": bias}
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1) @ weights["dense.weight"].T + weights["dense.bias"]
+
+
+def test_a_class_whose_gradient_is_negative_is_in_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However little of it noise shows: labels 0, 1 and 3, while noise is mostly of class 2.
+
+    The bias' gradient is the mean of softmax minus one-hot: negative for the classes there are and
+    positive for class 2, of which the estimated count is yet the largest.
+    """
+    monkeypatch.setitem(globals(), "build", lambda *_: _Linear())
+    labels = torch.tensor([[0, 1, 3], [3, 3, 0]])
+    images = torch.nn.functional.one_hot(labels, 4).float().reshape(2, 3, 1, 2, 2)
+    leak = replace(
+        make_leak("linear", images, labels), input_shape=(1, 2, 2), classes=4, batch_size=3
+    )
+    bias = leak.observed.tensors["dense.bias"]
+    softmax = (12 * images.flatten(2) + torch.tensor([0.0, 0, 4, 0])).softmax(dim=2)
+    one_hot = torch.nn.functional.one_hot(labels, 4)
+    torch.testing.assert_close(bias, (softmax - one_hot).mean(dim=1))
+    assert (bias < 0).tolist() == [[True, True, False, True], [True, False, False, True]]
+    noise = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0))
+    levels = torch.rand(4000, 1, generator=torch.Generator().manual_seed(1))
+    shown = (12 * levels * noise + torch.tensor([0.0, 0, 4, 0])).softmax(dim=1).mean(dim=0)
+    counts = 3 * (shown - bias)
+    assert counts.argmax(dim=1).tolist() == [2, 2] and float(counts[:, 2].min()) > 1.5
+    found = infer(leak, streams(2))
+    assert found[0].tolist() == [0, 1, 3]
+    assert {0, 3} < set(found[1].tolist())
+
+
 def test_an_update_of_one_step_shows_the_same() -> None:
     """Types 0 and 1 come in the units of a gradient."""
     images, labels = batches(10, 4)

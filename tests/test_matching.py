@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from leakbench.matching import (
     check_prior,
     cosine_loss,
     noise_weights,
+    sign_rule_labels,
     squared_distance,
     squared_loss,
     total_variation,
@@ -266,3 +268,42 @@ def test_observed_rows_are_kept_and_forgotten() -> None:
     spoilt.tensors["w"].zero_()
     seen.forget()
     assert torch.equal(seen.of(rows).tensors["w"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))
+
+
+# ---------------------------------------------------------------------------- the sign rule
+
+
+def test_the_sign_rule_sums_all_looks() -> None:
+    """Row sums of three looks: the class of the least sum is not that of any single look."""
+    looks = torch.tensor(
+        [
+            # looks x victims x classes
+            [[-3.0, 4.0, -2.5, 1.0], [1.0, 2.0, 3.0, -1.0]],
+            [[5.0, -3.0, -2.5, 0.0], [-2.0, 1.0, 0.0, -1.5]],
+            [[1.0, 0.5, -2.5, -3.0], [0.5, -2.0, 0.0, -1.5]],
+        ]
+    )
+    assert looks.argmin(dim=2).tolist() == [[0, 3], [1, 0], [3, 1]]
+    assert looks.sum(dim=0).tolist() == [[3.0, 1.5, -7.5, -2.0], [-0.5, 1.0, 3.0, -4.0]]
+    share = torch.tensor([0.5, 0.25, 0.25])  # of a row sum in each of the head's three columns
+    observations = tuple(
+        Observation(
+            weights={"head": torch.zeros(4, 3)},
+            gradients=Gradients({"head": look[..., None] * share}, ("client",)),
+        )
+        for look in looks
+    )
+    leak = replace(
+        linear_leak(draw(2, 12)), model=cast(Any, Named("head")), observations=observations
+    )
+    assert sign_rule_labels(leak).tolist() == [[2], [3]]
+    for number, labels in enumerate([[[0], [3]], [[1], [0]], [[3], [1]]]):
+        one = replace(leak, observations=observations[number : number + 1])
+        assert sign_rule_labels(one).tolist() == labels
+
+
+class Named:
+    """A model of which only the head's name is asked."""
+
+    def __init__(self, head: str) -> None:
+        self.head = head

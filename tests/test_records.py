@@ -199,6 +199,37 @@ def test_a_second_writer_is_refused(run: Run) -> None:
     assert "got in" in finished(script, run.folder)
 
 
+def test_everything_is_on_the_disk_before_a_call_returns(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut is played by what `fsync` saw: the file, and how much of it was written."""
+    synced: list[tuple[int, int]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        state = os.fstat(descriptor)
+        synced.append((state.st_ino, state.st_size))
+        real(descriptor)
+
+    def of(path: Path) -> tuple[int, int]:
+        return path.stat().st_ino, path.stat().st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with run.writing() as writer:
+        for victim in (7, 8):
+            writer.append([record(victim), record(victim, note="x" * 5000)])
+            assert synced.pop() == of(run.path)
+        digest = writer.manifest({"started": "2026-01-01"})
+        assert synced.pop() == of(run.folder / "manifests" / f"{digest}.json")
+        writer.arrays("a.npz", {"a": np.arange(4)})
+        assert synced.pop() == of(run.folder / "reconstructions" / "a.npz")
+    assert not synced
+    whole = run.path.read_bytes()
+    run.path.write_bytes(whole + b"torn")
+    with run.writing():
+        assert synced == [of(run.path)] == [(run.path.stat().st_ino, len(whole))]
+
+
 # ------------------------------------------------------------------------------ torn and garbage
 
 

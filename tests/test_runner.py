@@ -615,6 +615,19 @@ def test_a_guarantee_that_fails_harms_its_own_cells_only(
     assert {record["status"] for record in by_row(tmp_path / "run")["none"]} == {"ok"}
 
 
+# ------------------------------------------------------------------------------ ceilings
+
+
+@pytest.mark.parametrize("looks", [1, 4, 9])
+def test_looks_at_the_same_victim_add_up_in_its_ceiling(suite: str, looks: int) -> None:
+    """C = 4 on six tensors, std 6 C: mu is sqrt(6) / 6 a look, and grows by the root of looks."""
+    settings = [f"leak.observations={looks}", "defenses.1.parameters.noise_multiplier=6"]
+    planned = runner.plan_cells(resolve(suite, defense="dp", settings=settings), None, "cpu")
+    expected = {1: 0.408248, 4: 0.816497, 9: 1.224745}[looks]
+    assert [cell.ceiling_mu for cell in planned] == [pytest.approx(expected, abs=1e-6)] * 2
+    assert "sensitivity 9.8" in planned[0].guarantee and "std 24" in planned[0].guarantee
+
+
 # ------------------------------------------------------------------------------ data
 
 

@@ -119,6 +119,23 @@ def test_images_that_are_not_finite_end_in_nan(drop: Drop, tmp_path: Path) -> No
     assert {record["status"] for record in run(tmp_path / "run", attack="mine")} == {"nan"}
 
 
+def test_an_attack_that_ends_above_its_start_has_diverged(drop: Drop, tmp_path: Path) -> None:
+    """Losses 3 and 5 of victims 0 and 1, from the starts' 4 and 4, or from their own."""
+    status = {}
+    for name, start in {"four": "torch.full_like(loss, 4)", "own": "loss"}.items():
+        deed = f"""loss = torch.tensor([3.0, 5.0])
+        return replace(good, loss=loss, start_loss={start})"""
+        if name == "four":
+            drop("attacks", ATTACK.format(deed=deed))
+        else:
+            (tmp_path / "attacks" / "mine.py").write_text(ATTACK.format(deed=deed))
+            sys.modules.pop("leakbench.attacks.mine")
+        records = run(tmp_path / name, attack="mine")
+        assert {r["victim"]: r["loss"] for r in records} == {0: 3.0, 1: 5.0}
+        status[name] = {r["victim"]: r["status"] for r in records}
+    assert status == {"four": {0: "ok", 1: "diverged"}, "own": {0: "ok", 1: "ok"}}
+
+
 def test_the_attack_cannot_reach_the_victim_through_what_it_is_given(
     drop: Drop, tmp_path: Path
 ) -> None:
