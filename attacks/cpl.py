@@ -13,6 +13,7 @@ from leakbench.inversion import match
 from leakbench.labels import labels_of
 from leakbench.matching import check_prior
 from leakbench.optim import LBFGS
+from leakbench.parameters import check_kinds
 from leakbench.starts import CONSTANT, STARTS, Distribution, patterned
 
 Init = Literal[
@@ -60,10 +61,11 @@ class CPL(Attack):
     local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
-        require_at_least(self.name, 1, steps=self.steps, grid=self.grid, restarts=self.restarts)
-        check_prior(self.name, self.total_variation)
         if self.init != "patterned" and self.init not in STARTS:
             raise unknown_name("init", self.init, ["patterned", *STARTS], self.name)
+        check_kinds(self)
+        require_at_least(self.name, 1, steps=self.steps, grid=self.grid, restarts=self.restarts)
+        check_prior(self.name, self.total_variation)
         if self.restarts > 1 and self.init in CONSTANT:
             raise LeakbenchError(
                 f"{self.name}: restarts must be 1 from the start '{self.init}', which is always "

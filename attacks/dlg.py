@@ -12,6 +12,7 @@ from leakbench.errors import require_at_least
 from leakbench.inversion import match
 from leakbench.matching import check_prior
 from leakbench.optim import LBFGS
+from leakbench.parameters import check_kinds
 from leakbench.starts import gaussian
 
 
@@ -45,6 +46,7 @@ class DLG(Attack):
     local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
         check_prior(self.name, self.total_variation)
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
-from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.errors import require_at_least
 from leakbench.inversion import match
 from leakbench.labels import labels_of
 from leakbench.matching import check_prior, cosine_loss, with_prior
 from leakbench.optim import SignedAdam
+from leakbench.parameters import check_kinds, require_in
 from leakbench.starts import gaussian
 
 
@@ -49,10 +50,10 @@ class GradInv(Attack):
     local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
         check_prior(self.name, self.total_variation)
-        if not 0 < self.lr < float("inf"):
-            raise LeakbenchError(f"{self.name}: lr must be positive and finite, got {self.lr}")
+        require_in(self.name, "(0, inf)", lr=self.lr)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)

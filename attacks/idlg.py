@@ -13,6 +13,7 @@ from leakbench.inversion import match
 from leakbench.labels import labels_of
 from leakbench.matching import check_prior
 from leakbench.optim import LBFGS
+from leakbench.parameters import check_kinds
 from leakbench.starts import gaussian
 
 
@@ -48,6 +49,7 @@ class IDLG(Attack):
     local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
         check_prior(self.name, self.total_variation)
 

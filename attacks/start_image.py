@@ -11,6 +11,7 @@ from torch import Tensor
 from leakbench.contracts import Attack, Ended, Leak, Reconstruction, Streams, Watch
 from leakbench.errors import require_at_least
 from leakbench.labels import labels_of
+from leakbench.parameters import check_kinds
 from leakbench.starts import patterned
 
 
@@ -27,6 +28,7 @@ class StartImage(Attack):
     grid: int = 2
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         require_at_least(self.name, 1, grid=self.grid)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:

@@ -27,6 +27,8 @@ from leakbench.contracts import (
     Setting,
     Weights,
 )
+from leakbench.errors import LeakbenchError
+from leakbench.parameters import check_kinds, require_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,18 @@ class AdaClip(Defense):
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self.clip, self.noise_multiplier)
+        require_in(
+            self.name, "[0, 1]", mean_decay=self.mean_decay, variance_decay=self.variance_decay
+        )
+        require_in(
+            self.name, "(0, inf)", variance_min=self.variance_min, variance_max=self.variance_max
+        )
+        if self.variance_min > self.variance_max:
+            raise LeakbenchError(
+                f"{self.name}: variance_min must not be above variance_max, "
+                f"got {self.variance_min} and {self.variance_max}"
+            )
+        check_kinds(self)
 
     def init(self, weights: Weights) -> Moments:
         size = sum(v.numel() for v in weights.values())

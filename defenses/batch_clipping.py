@@ -27,7 +27,8 @@ from leakbench.contracts import (
     Setting,
     Weights,
 )
-from leakbench.errors import LeakbenchError
+from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.parameters import check_kinds
 
 Layer = Literal["tensor", "layer"]
 Names = tuple[str, ...]
@@ -120,8 +121,8 @@ class SubsetClipping(Defense):
     def __post_init__(self) -> None:
         check_parameters(self.name, self._master(), self.noise_multiplier)
         for name, least in (("subset", 0), ("groups", 0), ("every", 1)):
-            if (value := getattr(self, name, least)) < least:
-                raise LeakbenchError(f"{self.name}: {name} must be >= {least}, got {value}")
+            require_at_least(self.name, least, **{name: getattr(self, name, least)})
+        check_kinds(self)
 
     def subset_size(self, batch_size: int) -> int:
         return self.subset or batch_size

@@ -22,6 +22,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError
+from leakbench.parameters import check_kinds, require_in
 
 _SELECTION = 8 / 9
 """Share of epsilon for the noisy comparison; the rest is for the answer."""
@@ -73,23 +74,19 @@ class DSSGD(Defense):
     at: Literal["update", "example"] = "update"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise LeakbenchError(f"dssgd: share must be in (0, 1], got {self.share}")
+        require_in(self.name, "(0, 1]", share=self.share)
+        require_in(self.name, "[0, inf)", threshold=self.threshold, epsilon=self.epsilon)
+        if self.bound is not None:
+            require_in(self.name, "(0, inf)", bound=self.bound)
         if self.selection not in ("largest", "random"):
             raise LeakbenchError(
                 f"dssgd: selection must be largest or random, got {self.selection!r}"
             )
-        for name in ("threshold", "epsilon"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise LeakbenchError(
-                    f"dssgd: {name} must be >= 0 and finite, got {getattr(self, name)}"
-                )
-        if self.bound is not None and not 0 < self.bound < math.inf:
-            raise LeakbenchError(f"dssgd: bound must be positive and finite, got {self.bound}")
         if self.epsilon > 0 and (self.bound is None or self.selection != "random"):
             raise LeakbenchError("dssgd: epsilon > 0 needs a bound and the selection random")
         if self.at not in ("update", "example"):
             raise LeakbenchError(f"dssgd: at must be update or example, got {self.at!r}")
+        check_kinds(self)
 
     def subset_size(self, batch_size: int) -> int:
         return 1 if self.at == "example" else batch_size

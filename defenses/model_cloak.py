@@ -74,9 +74,9 @@ class ModelCloakDynamic(LargestNorm):
     keep: Keep = "variance"
 
     def __post_init__(self) -> None:
-        LargestNorm.__post_init__(self)
         if self.keep not in get_args(Keep):
             raise unknown_name("keep", self.keep, get_args(Keep), self.name)
+        LargestNorm.__post_init__(self)
 
     def std_of(self, largest: Tensor, context: Context) -> Tensor:
         if self.keep == "scale":

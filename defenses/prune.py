@@ -22,6 +22,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError
+from leakbench.parameters import check_kinds, require_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +56,12 @@ class Prune(Defense):
     at: Literal["update", "example"] = "update"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1:
-            raise LeakbenchError(f"prune: fraction must be in [0, 1), got {self.fraction}")
+        require_in(self.name, "[0, 1)", fraction=self.fraction)
         if self.scope not in ("global", "tensor"):
             raise LeakbenchError(f"prune: scope must be global or tensor, got {self.scope!r}")
         if self.at not in ("update", "example"):
             raise LeakbenchError(f"prune: at must be update or example, got {self.at!r}")
+        check_kinds(self)
 
     def subset_size(self, batch_size: int) -> int:
         return 1 if self.at == "example" else batch_size

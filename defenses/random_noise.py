@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,6 +17,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError
+from leakbench.parameters import check_kinds, require_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,7 @@ class RandomNoise(Defense):
     at: Literal["example", "batch", "update"] = "batch"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.std < math.inf:
-            raise LeakbenchError(f"random_noise: std must be >= 0 and finite, got {self.std}")
+        require_in(self.name, "[0, inf)", std=self.std)
         if self.distribution not in ("gaussian", "laplace"):
             raise LeakbenchError(
                 f"random_noise: distribution must be gaussian or laplace, got {self.distribution!r}"
@@ -62,6 +61,7 @@ class RandomNoise(Defense):
             raise LeakbenchError(
                 f"random_noise: at must be example, batch or update, got {self.at!r}"
             )
+        check_kinds(self)
 
     def subset_size(self, batch_size: int) -> int:
         return 1 if self.at == "example" else batch_size

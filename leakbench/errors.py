@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class LeakbenchError(Exception):
@@ -29,8 +30,10 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str], where: str = "") 
     )
 
 
-def require_at_least(plugin: str, least: float, **values: float) -> None:
-    """Refuse hyper-parameters below `least`, naming plugin and parameter."""
+def require_at_least(plugin: str, least: int, **values: object) -> None:
+    """Refuse what is no whole number from `least` on, naming plugin and parameter."""
     for name, value in values.items():
-        if not value >= least:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise LeakbenchError(f"{plugin}: {name} must be a whole number, got {value!r}")
+        if not int(value) >= least:
             raise LeakbenchError(f"{plugin}: {name} must be at least {least:g}, got {value}")

@@ -6,7 +6,6 @@ is the bound or the largest norm found. Plugins combine the classes below, as Ta
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +26,8 @@ from leakbench.contracts import (
     State,
     Weights,
 )
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import unknown_name
+from leakbench.parameters import check_kinds, require_in
 from leakbench.privacy.events import PrivacyEvent
 from leakbench.schedules import TIFS, Kind, check_ends, decayed
 
@@ -57,6 +57,7 @@ class ExampleGaussian(Defense):
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self.clip, self.noise_multiplier)
+        check_kinds(self)
 
     def clip_at(self, round: int, total: int) -> float:
         """C_t in 0-based round t of `total`."""
@@ -159,9 +160,9 @@ class Decaying(ExampleGaussian):
     decay: str = "linear"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.decay not in self.policies:
             raise unknown_name("decay", self.decay, self.policies, self.name)
+        super().__post_init__()
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         promise = super().guarantee(observer, weights, setting)
@@ -182,10 +183,8 @@ class DecayingClip(Decaying):
     clip_end: float = 2.0
 
     def __post_init__(self) -> None:
+        require_in(self.name, "(0, inf)", clip_end=self.clip_end)
         super().__post_init__()
-        if not 0 < self.clip_end < math.inf:
-            text = f"clip_end must be positive and finite, got {self.clip_end}"
-            raise LeakbenchError(f"{self.name}: {text}")
 
     def clip_at(self, round: int, total: int) -> float:
         kind = self.policies[self.decay]
@@ -204,11 +203,9 @@ class DecayingNoise(Decaying):
     noise_multiplier_end: float = 4.85
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         first, last = self.noise_multiplier, self.noise_multiplier_end
-        if not 0 <= last < math.inf:
-            text = f"noise_multiplier_end must be >= 0 and finite, got {last}"
-            raise LeakbenchError(f"{self.name}: {text}")
+        require_in(self.name, "[0, inf)", noise_multiplier_end=last)
+        super().__post_init__()
         check_ends(f"{self.name}: noise_multiplier", self.policies[self.decay], first, last)
 
     def noise_multiplier_at(self, round: int, total: int) -> float:
