@@ -18,6 +18,7 @@ from leakbench.contracts import (
     State,
     Weights,
 )
+from leakbench.parameters import check_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class _FedSDP(Defense):
 
     Guarantee: client-level Gaussian mechanism of sensitivity sqrt(M) C (M tensors clipped apart)
     and std sigma C on one update; in the mean over Kt clients they are sqrt(M) C / Kt and
-    sigma C / sqrt(Kt). Single examples are promised nothing beyond that.
+    sigma C / sqrt(Kt). Where clients do not weigh the same, the largest might have all of the mean:
+    the model is then promised what one update is. Single examples are promised nothing beyond that.
 
     The algorithm divides the sum by Kt when it makes the noisy update and once more when it adds it
     to the weights; here it is once. The authors' code multiplies the noise by 0; here it is not.
@@ -51,6 +53,7 @@ class _FedSDP(Defense):
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self.clip, self.noise_multiplier)
+        check_kinds(self)
 
     def _sanitised(self, gradients: Gradients, context: Context) -> Gradients:
         std = self.noise_multiplier * self.clip
@@ -66,7 +69,8 @@ class _FedSDP(Defense):
         if observer == "model" and setting.sampling == "poisson" and setting.all_clients > 1:
             reason = "every client brings its own noise, and Poisson sampling varies their number"
             return Guarantee(level="none", reason=reason)
-        clients = setting.clients if observer == "model" else 1
+        averaged = observer == "model" and not setting.weighted
+        clients = setting.clients if averaged else 1
         return Guarantee(
             level="client",
             relation="add_remove",

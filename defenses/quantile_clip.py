@@ -21,7 +21,7 @@ from leakbench.contracts import (
     Setting,
     Weights,
 )
-from leakbench.errors import LeakbenchError
+from leakbench.parameters import check_kinds, require_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,13 @@ class QuantileClip(Defense):
     conventions, still with C_t, and then C_{t+1} = C_t exp(-eta (b - gamma)). At t = 0 it *is* the
     fixed baseline with C = C_0, but for the privacy that the counts spend.
 
-    Guarantee: at the batch mean, gradient and count of a tensor together are a Gaussian mechanism
-    of multiplier (z^-2 + (2 sigma_b)^-2)^(-1/2); a type-2 tap sees no count. Zero gradients count
-    as under the bound; nan makes the example's tensor nan, inf makes it nan and zeros, and both
-    count as above it.
+    Guarantee: a local step releases the gradient (sensitivity sqrt(M) C_t) and M noisy counts (1/2
+    each, std sigma_b), both around what was released before, which alone sets weights and C_t. So
+    the mu of all add up in squares, over every step the example is in: mu^2 = uses (mu_gradient^2 +
+    M / (2 sigma_b)^2). C_t after the round tells all its counts. A type-2 tap sees the counts of
+    the steps before it only; who taps rounds one after another sees all, in the bounds. Zero
+    gradients count as under the bound; nan makes the example's tensor nan, inf makes it nan and
+    zeros, and both count as above it.
 
     Args:
         clip: C_0, the first bound of every tensor (TIFS: 4).
@@ -69,8 +72,11 @@ class QuantileClip(Defense):
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self.clip, self.noise_multiplier)
-        if not 0 <= self.quantile <= 1:
-            raise LeakbenchError(f"quantile_clip: quantile must be in [0, 1], got {self.quantile}")
+        require_in(self.name, "[0, 1]", quantile=self.quantile)
+        require_in(
+            self.name, "[0, inf)", learning_rate=self.learning_rate, count_noise=self.count_noise
+        )
+        check_kinds(self)
 
     def init(self, weights: Weights) -> Bounds:
         return Bounds({k: torch.full_like(v.flatten()[0], self.clip) for k, v in weights.items()})
@@ -127,12 +133,17 @@ class QuantileClip(Defense):
             tensors=len(weights),
             setting=setting,
         )
-        if observer in ("type2", "type2_batch") or promise.mu is None or promise.noise_std is None:
+        tapped = observer in ("type2", "type2_batch")
+        counted = setting.uses(observer) - 1 if tapped else setting.uses(observer)
+        if promise.mu is None or promise.noise_std is None:
             return promise
+        if counted == 0:
+            said = "one look: the bounds of later rounds tell the counts, which are not in it"
+            return replace(promise, assumptions=(said,))
         if self.count_noise == 0:
             return Guarantee(level="none", reason="the counts are released without noise")
-        count_mu = math.sqrt(len(weights)) * 0.5 / (self.count_noise * setting.batch_size)
-        joint = math.hypot(promise.mu, count_mu)
+        count_mu = 0.5 / (self.count_noise * setting.batch_size)
+        joint = math.hypot(promise.mu, math.sqrt(counted * len(weights)) * count_mu)
         return replace(
             promise,
             sensitivity=joint * promise.noise_std,

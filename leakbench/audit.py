@@ -6,14 +6,15 @@ error rates are bounded from above (Clopper and Pearson 1934), and so bound mu f
 of a mu-GDP mechanism does better. A bound above the promise shows that mechanism or accounting is
 wrong; one below it proves nothing.
 
-No network is needed: the path is given a linear model whose gradients are any that one wants.
+No network is needed: the path is given a linear model whose gradients are any that one wants, the
+same at all weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -126,13 +127,19 @@ def audit(
     Without: zero in its place, or the canary turned round where the promise is about replacing one.
     All other gradients are zero. No training comes before: the state is that of `init` and
     `on_round`, where the canary / B is the gradient of a public example. With learning rate 1 an
-    update is a gradient with its sign changed.
+    update is the sum of the L steps' gradients with its sign changed.
+
+    The L local steps go through the client's n examples in turn, `Setting.examples`, the canary
+    first: no order has it in more steps. Under Poisson sampling, and where n is not known, it is in
+    every one. Where the sizes of batches are drawn, to be absent is to leave them one smaller;
+    where they are fixed, the place stays, with a zero gradient.
 
     Args:
         canary: No leading axes; see `canary_at`. Norms at the clipping bound or above it are the
             worst case that a promise is about; smaller ones leave part of it unused.
         observer: One of `POINTS`.
-        setting: As for `Defense.guarantee`; None: one example. One local step only.
+        setting: As for `Defense.guarantee`; None: one example. A type-2 tap reads the local step
+            `Setting.iteration`.
         trials: With the canary, and as many without; at least 100. A tenth of them chooses.
         confidence: In (0, 1): the chance that a lower bound holds is at least this.
         seed: Of the noise; every trial has its own.
@@ -144,16 +151,19 @@ def audit(
     setting = Setting(batch_size=1) if setting is None else setting
     if observer not in POINTS:
         raise unknown_name("observer", observer, POINTS, "audit")
-    if setting.local_steps != 1:
-        text = f"local_steps must be 1, got {setting.local_steps}: several are not audited"
-        raise LeakbenchError(f"audit: {text}")
+    if setting.iteration >= setting.local_steps:
+        text = f"must be below local_steps {setting.local_steps}, got {setting.iteration}"
+        raise LeakbenchError(f"audit: iteration {text}")
+    if setting.examples is not None and setting.examples < setting.batch_size:
+        text = f"batch_size {setting.batch_size}, got {setting.examples}"
+        raise LeakbenchError(f"audit: examples must be at least {text}")
     require_at_least("audit", 100, trials=trials)
     if not 0 < confidence < 1:
         raise LeakbenchError(f"audit: confidence must be in (0, 1), got {confidence}")
     check_delta(delta)
     weights = {name: torch.zeros_like(value) for name, value in canary.tensors.items()}
     guarantee = defense.guarantee(observer, weights, setting)
-    present, absent = _neighbours(canary, guarantee, setting.batch_size)
+    present, absent = _neighbours(canary, guarantee, setting)
     tap = _Tap(defense, canary, observer, setting, NoiseStreams(seed, ("audit",)))
     shown, hidden = (tap.replayed(examples) for examples in (present, absent))
     direction = {k: (v - hidden.tensors[k])[0].double() for k, v in shown.tensors.items()}
@@ -243,7 +253,8 @@ def canary_at(norm: float, weights: Weights, direction: Weights | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """Two classes with logits (<w, x>, 0): at w = 0 the gradient of class 0 is -x / 2, exactly."""
+    """Two classes with logits (<w, x>, 0) as at w = 0: the gradient of class 0 is -x / 2, exactly,
+    whatever the local steps before have made of w."""
 
     shapes: Mapping[str, torch.Size]
 
@@ -257,6 +268,7 @@ class _Probe:
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         """(b, d) -> (b, 2); an input is as long as all weights together."""
         first = inputs @ torch.cat([value.flatten() for value in weights.values()])
+        first = first - first.detach()
         return torch.stack([first, torch.zeros_like(first)], dim=-1)
 
 
@@ -270,12 +282,16 @@ class _Tap:
     setting: Setting
     noise: NoiseStreams
 
-    def replayed(self, examples: Tensor) -> Gradients:
+    def replayed(self, steps: Sequence[_Step]) -> Gradients:
         """Without noise, axes ("client",): one."""
-        return self._run(examples, self._context())
+        return self._run(steps, self._context())
 
     def measured(
-        self, examples: Tensor, direction: Mapping[str, Tensor], trials: int, first: int = 0
+        self,
+        steps: Sequence[_Step],
+        direction: Mapping[str, Tensor],
+        trials: int,
+        first: int = 0,
     ) -> Floats:
         """(trials, tensors that the canary moves): how much of the canary's own move they show.
 
@@ -284,11 +300,11 @@ class _Tap:
         moved = {k: v / v.square().sum() for k, v in direction.items() if bool(v.any())}
         if not moved:
             return np.zeros((trials, 1))
-        at_once = max(1, _VALUES // examples.numel())
+        at_once = max(1, _VALUES // steps[0].gradients.numel())
         parts = []
         for start in range(first, first + trials, at_once):
             clients = tuple(range(start, min(start + at_once, first + trials)))
-            shown = self._run(examples, self._context(clients, self.noise))
+            shown = self._run(steps, self._context(clients, self.noise))
             rows = [
                 shown.tensors[k].double().reshape(len(clients), -1) @ v.flatten()
                 for k, v in moved.items()
@@ -312,20 +328,17 @@ class _Tap:
             ),
         )
 
-    def _run(self, examples: Tensor, context: Context) -> Gradients:
-        """examples (B, d): gradients, the same for every client."""
+    def _run(self, steps: Sequence[_Step], context: Context) -> Gradients:
+        """One round, the same examples for every client."""
         probe = _Probe({name: value.shape for name, value in self.canary.tensors.items()})
-        weights = probe.init(torch.Generator(), examples.dtype)
+        weights = probe.init(torch.Generator(), steps[0].gradients.dtype)
         state: State = self.defense.on_round(weights, self.defense.init(weights), context)
-        clients = len(context.clients)
-        batch = Batch(
-            inputs=(-2 * examples).expand(clients, *examples.shape),
-            labels=torch.zeros(clients, len(examples), dtype=torch.long),
-        )
+        point = replace(POINTS[self.observer], iteration=self.setting.iteration)
         with torch.no_grad():
             tapped = run_round(
-                probe, weights, [batch], self.defense, state, context,
-                learning_rate=1.0, point=POINTS[self.observer], stop_at_tap=True, by_examples=True,
+                probe, weights, [step.batch(len(context.clients)) for step in steps],
+                self.defense, state, context,
+                learning_rate=1.0, point=point, stop_at_tap=True, by_examples=True,
             ).tapped  # fmt: skip
         assert tapped is not None
         if "example" not in tapped.axes:
@@ -333,11 +346,43 @@ class _Tap:
         return Gradients({k: v[:, 0] for k, v in tapped.tensors.items()}, ("client",))
 
 
-def _neighbours(canary: Gradients, guarantee: Guarantee, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Gradients (B, d) of a batch with the canary, and of its neighbour."""
-    present = torch.zeros(batch_size, canary.flatten().numel(), dtype=canary.flatten().dtype)
-    present[slice(None) if guarantee.level == "client" else 0] = canary.flatten()
-    return present, -present if guarantee.relation == "replace_one" else torch.zeros_like(present)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """gradients (B, d) of a local step, mask (B,) of those there; None where B is fixed."""
+
+    gradients: Tensor
+    mask: Tensor | None = None
+
+    def batch(self, clients: int) -> Batch:
+        """The examples that have them, the same for every client."""
+        size = len(self.gradients)
+        return Batch(
+            inputs=(-2 * self.gradients).expand(clients, *self.gradients.shape),
+            labels=torch.zeros(clients, size, dtype=torch.long),
+            mask=None if self.mask is None else self.mask.expand(clients, size),
+            expected=None if self.mask is None else size,
+        )
+
+
+def _neighbours(
+    canary: Gradients, guarantee: Guarantee, setting: Setting
+) -> tuple[list[_Step], list[_Step]]:
+    """The local steps of a client who has the canary, and of his neighbour."""
+    size, whole = setting.batch_size, canary.flatten()
+    drawn = setting.sampling == "poisson" and setting.all_clients == 1
+    held = setting.examples
+    if held is None or drawn:  # in every step
+        held = size
+    replaced, client = guarantee.relation == "replace_one", guarantee.level == "client"
+    present, absent = [], []
+    for step in range(setting.local_steps):
+        places = torch.arange(step * size, (step + 1) * size) % held
+        his = torch.full((size,), True) if client else places == 0
+        gradients = torch.where(his[:, None], whole, 0.0)
+        present.append(_Step(gradients, torch.full((size,), True) if drawn else None))
+        other = -gradients if replaced else torch.zeros_like(gradients)
+        absent.append(_Step(other, (his.logical_not() | replaced) if drawn else None))
+    return present, absent
 
 
 # ---------------------------------------------------------------------------- the test

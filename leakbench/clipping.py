@@ -17,19 +17,15 @@ from leakbench.contracts import (
     Observer,
     Setting,
 )
-from leakbench.errors import LeakbenchError
+from leakbench.parameters import require_in
 
 Bound = Tensor | float | Mapping[str, Tensor]
 
 
 def check_parameters(name: str, clip: float, noise_multiplier: float) -> None:
     """Refuse what is no bound or no noise scale: a negative bound would turn gradients round."""
-    if not 0 < clip < math.inf:
-        raise LeakbenchError(f"{name}: clip must be positive and finite, got {clip}")
-    if not 0 <= noise_multiplier < math.inf:
-        raise LeakbenchError(
-            f"{name}: noise_multiplier must be >= 0 and finite, got {noise_multiplier}"
-        )
+    require_in(name, "(0, inf)", clip=clip)
+    require_in(name, "[0, inf)", noise_multiplier=noise_multiplier)
 
 
 def clip_tensors(gradients: Gradients, bound: Bound) -> Gradients:
@@ -105,24 +101,29 @@ def gaussian_guarantee(
     At the type-2 example tap noise is there only under `per_example`, and the observer sees one
     example's own gradient: sensitivity sqrt(M) C (presence against absence), std sigma C. Everyone
     else sees the batch mean, whose sensitivity is sqrt(M) C / B, and in an update as many of them
-    as one example takes part in. Noise of single examples promises
-    nothing where their number is drawn at random: it is as large as they are many.
+    as one example takes part in, each with noise of its own and made from the ones before: their
+    mu add up in squares (Dong, Roth and Su 2019, Corollary 2). A tap behind the first local step
+    learns of the means before it in the same way. Noise of single examples promises nothing where
+    their number is drawn at random: it is as large as they are many.
     """
-    whole = math.sqrt(tensors) * clip
+    whole, batch_size, uses = math.sqrt(tensors) * clip, setting.batch_size, setting.uses(observer)
     if noise_multiplier == 0:
         return Guarantee(level="none", reason="no noise is added")
-    if observer == "type2":
-        if convention != "per_example":
-            reason = f"noise enters after the tap (convention '{convention}'): clipping only"
-            return Guarantee(level="none", reason=reason)
-        sensitivity, std = whole, noise_multiplier * clip
-    elif convention == "per_example" and setting.sampling == "poisson" and setting.all_clients == 1:
+    if observer == "type2" and convention != "per_example":
+        reason = f"noise enters after the tap (convention '{convention}'): clipping only"
+        return Guarantee(level="none", reason=reason)
+    means = uses - 1 if observer == "type2" else uses
+    drawn = setting.sampling == "poisson" and setting.all_clients == 1
+    if convention == "per_example" and drawn and means:
         reason = "under Poisson sampling of examples the noise depends on how many are drawn"
         return Guarantee(level="none", reason=reason)
+    share = noise_share(convention, batch_size)
+    if observer == "type2":
+        std = noise_multiplier * clip
+        sensitivity = whole * math.hypot(1.0, math.sqrt(means) / (batch_size * share))
     else:
-        batch_size = setting.batch_size
-        sensitivity = math.sqrt(setting.uses(observer)) * whole / batch_size
-        std = noise_multiplier * clip * noise_share(convention, batch_size)
+        std = noise_multiplier * clip * share
+        sensitivity = math.sqrt(means) * whole / batch_size
     return Guarantee(
         level="instance",
         sensitivity=sensitivity,

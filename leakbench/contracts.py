@@ -27,8 +27,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.names import Grant
+from leakbench.parameters import check_kinds
 from leakbench.privacy.events import PrivacyEvent, Sampling
 
 Weights = Mapping[str, Tensor]
@@ -388,6 +389,9 @@ class Attack(ABC):
     local_steps: LocalSteps = "unroll"
     total_variation: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+
     @abstractmethod
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         """Reconstruct all victims of `leak` at once."""
@@ -519,9 +523,14 @@ class Setting:
     """Public facts of the training that a promise depends on.
 
     batch_size: B, examples a local step (the expected number under Poisson sampling). local_steps:
-    L. clients: Kt that take part in a round, whose updates are averaged with equal weights, of
-    all_clients: N. examples: of one client. rounds: T; round: 0-based, of the observation.
-    sampling: of what is sampled, the examples of the only client or the clients.
+    L. clients: Kt that take part in a round, whose updates are averaged, of all_clients: N.
+    examples: n of one client; None where they are not known, and then each may be in every step.
+    rounds: T; round: 0-based, of the observation; iteration: 0-based, of the local step that a
+    type-2 tap reads. sampling: of what is sampled, the examples of the only client or the clients.
+    weighted: clients count by their numbers of examples, which differ; else equally.
+
+    Raises:
+        LeakbenchError: a number that is not whole, or below 1 (rounds, round, iteration: below 0).
     """
 
     batch_size: int
@@ -531,19 +540,34 @@ class Setting:
     examples: int | None = None
     rounds: int = 1
     round: int = 0
+    iteration: int = 0
     sampling: Sampling = "fixed_size"
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            "setting", 1, batch_size=self.batch_size, local_steps=self.local_steps,
+            clients=self.clients, all_clients=self.all_clients,
+            examples=1 if self.examples is None else self.examples,
+        )  # fmt: skip
+        require_at_least(
+            "setting", 0, rounds=self.rounds, round=self.round, iteration=self.iteration
+        )
 
     def uses(self, observer: Observer) -> int:
-        """Local steps of one round that one example takes part in, as `observer` sees them.
+        """Local steps of one round that one example takes part in, as far as `observer` learns.
 
-        Who sees a client's update sees all of them together; a tap sees a single step, and for the
-        final model every step counts by itself.
+        Who sees a client's update learns of all L together. A type-2 tap reads one step, at
+        weights that the steps before have moved, and learns of those too. For the final model
+        every step counts by itself.
         """
-        if observer not in ("server", "type0", "type0_raw", "type1") or self.examples is None:
+        if observer == "model":
             return 1
-        if self.sampling == "poisson" and self.all_clients == 1:
-            return self.local_steps
-        return math.ceil(self.local_steps * self.batch_size / self.examples)
+        tapped = observer in ("type2", "type2_batch")
+        steps = self.iteration + 1 if tapped else self.local_steps
+        if self.examples is None or (self.sampling == "poisson" and self.all_clients == 1):
+            return steps
+        return math.ceil(steps * self.batch_size / self.examples)
 
     @property
     def draws_anew(self) -> bool:
@@ -551,6 +575,12 @@ class Setting:
         if self.all_clients > 1:
             return False
         return self.sampling == "poisson" or self.local_steps == 1
+
+    @property
+    def refills(self) -> bool:
+        """Whether batches have a fixed size: another example takes the place of one that leaves,
+        and for all who see sums of a batch to remove one is to replace one."""
+        return self.all_clients > 1 or self.sampling == "fixed_size"
 
     @property
     def client_rate(self) -> float:
@@ -569,7 +599,9 @@ class Guarantee:
     """What a mechanism really promises one observer about one observation.
 
     level: whose presence is hidden; "none" needs a `reason`.
-    relation: neighbouring relation the sensitivity is stated for.
+    relation: neighbouring relation the sensitivity is stated for. "add_remove": what is absent
+        adds nothing to any sum, and B and the noise stay. Where batches are refilled
+        (`Setting.refills`) that is half of the way from one example to another.
     sensitivity, noise_std: at the release, in the same units; their ratio is mu.
     unit, tensors: norm clipped ("tensor": each of M tensors apart, sensitivity sqrt(M) C).
     assumptions: sentences an accountant must repeat.
@@ -607,6 +639,9 @@ class Defense:
     (see `subset_size`). "batch" skips that hook, and with it the cost of gradients apart."""
     needs_public: ClassVar[bool] = False
     """Whether `on_round` needs `context.public`."""
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse hooks that the path does not call: misspelt, they would do nothing, silently.
@@ -683,7 +718,9 @@ class Defense:
         instance-level one is spent in every local step, under the sampling of examples where each
         step draws anew (`Setting.draws_anew`). Else nothing is amplified: who is drawn once takes
         part in all of a round, and hiding a client's presence does not hide which of two data sets
-        a present one holds. () without a guarantee. Default: equal releases.
+        a present one holds. There batches are refilled in turn, which counts as "fixed_size" of
+        rate 1: adding or removing costs what replacing does. () without a guarantee. Default:
+        equal releases.
         """
         promise = self.guarantee("model", weights, setting)
         if promise.mu is None or promise.sensitivity is None or promise.noise_std is None:
@@ -693,7 +730,8 @@ class Defense:
         if promise.level == "instance" and setting.draws_anew:
             rate, steps = setting.example_rate, setting.rounds * setting.local_steps
         elif promise.level == "instance":
-            rate, sampling, steps = 1.0, "none", setting.rounds * setting.uses("type1")
+            rate, steps = 1.0, setting.rounds * setting.uses("type1")
+            sampling = "fixed_size" if setting.refills else "none"
         # Events are stated for adding or removing one; replacing one moves a sum twice as far.
         share = 0.5 if promise.relation == "replace_one" else 1.0
         return (

@@ -111,6 +111,7 @@ class Schedule:
             examples=examples,
             rounds=self.rounds,
             sampling=self.sampling,
+            weighted=self.aggregation == "fed_averaging" and self.partition == "dirichlet",
         )
 
 

@@ -203,6 +203,7 @@ def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:
         setting = Setting(
             batch_size=cell.batch_size,
             local_steps=cell.steps_seen,
+            examples=cell.batch_size * cell.steps_seen,  # all that one gradient is made of
             rounds=cell.iterations,
             round=round,
         )

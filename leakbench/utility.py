@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -229,21 +228,12 @@ def _privacy(
     return {
         **spent.as_dict(),
         "sampling": setting.sampling,
-        "flags": _flags(promise, setting, cell.schedule) if events else [],
+        "flags": _flags(promise, setting) if events else [],
         "events": [dataclasses.asdict(event) for event in events],
     }
 
 
-def _flags(promise: Guarantee, setting: Setting, schedule: Mapping[str, Any]) -> list[str]:
-    """Where the training is not what promise and accountants like to assume.
-
-    They assume a fresh draw of examples in every step, and clients that weigh the same. Without
-    the first nothing is amplified; without the second the promise does not hold.
-    """
-    flags = []
-    if promise.level == "instance" and not setting.draws_anew:
-        flags.append("not_amplified")
-    weighed = schedule["aggregation"] == "fed_averaging" and schedule["partition"] == "dirichlet"
-    if promise.level == "client" and weighed:
-        flags.append("clients_weigh_unequally")
-    return flags
+def _flags(promise: Guarantee, setting: Setting) -> list[str]:
+    """Where the training is not what accountants like to assume: a fresh draw in every step."""
+    amplified = promise.level != "instance" or setting.draws_anew
+    return [] if amplified else ["not_amplified"]

@@ -391,7 +391,14 @@ class Infinite(Defense):
         ({"trials": 99}, "audit: trials must be at least 100"),
         ({"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
         ({"delta": 0.0}, "delta must be"),
-        ({"setting": Setting(batch_size=2, local_steps=2)}, "local_steps must be 1, got 2"),
+        (
+            {"setting": Setting(batch_size=2, local_steps=2, iteration=2)},
+            "audit: iteration must be below local_steps 2, got 2",
+        ),
+        (
+            {"setting": Setting(batch_size=2, examples=1)},
+            "audit: examples must be at least batch_size 2, got 1",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -809,7 +809,7 @@ def test_events_cost_what_the_gaussian_mechanism_of_that_mu_costs(subset: int) -
     assert event.sampling_rate == SIZE / 2000
     # In turn through 2,000 examples, two batches a round: each example once, not amplified.
     (turns,) = defense.events(WEIGHTS, replace(SETTING, rounds=7, local_steps=2))
-    assert (turns.steps, turns.sampling) == (7, "none")
+    assert (turns.steps, turns.sampling, turns.sampling_rate) == (7, "fixed_size", 1.0)
     mu = math.sqrt(L) / sigma
 
     def excess(epsilon: float) -> float:

@@ -468,8 +468,8 @@ def test_releases_against_a_plain_loop(
     assert sorted(found) == pytest.approx(sorted(steps), rel=1e-12)
     assert len(events) == len(Counter(round(step, 9) for step in steps))
     for event in events:
-        # Who is drawn is drawn for a whole round: nothing is amplified.
-        assert (event.sampling, event.sampling_rate) == ("none", 1.0)
+        # Who is drawn is drawn for a whole round: nothing is amplified, and batches are refilled.
+        assert (event.sampling, event.sampling_rate) == ("fixed_size", 1.0)
         clip = {"fed_cdp_decay": 6.0, "model_cloak": 2.0}.get(kind.name, 4.0)
         assert event.sensitivity == pytest.approx(math.sqrt(10) * clip / 25)
 

@@ -38,6 +38,10 @@ _SAMPLING_NOTE: dict[Sampling, str] = {
 }
 _BOTH: tuple[Relation, ...] = ("add_remove", "replace_one")
 _EXACT = "gdp"  # what one Gaussian release is accounted by
+_REFILLED = (
+    "a batch of fixed size takes another example in for one that leaves it, and all others keep "
+    "their places: adding or removing costs what replacing does"
+)
 _SEEN = "the observer sees who takes part: sampling amplifies nothing"
 
 
@@ -157,12 +161,11 @@ def account_defense(
     for observer in observers:
         promise = defense.guarantee(observer, weights, setting)
         event = release(promise)
-        fixed = setting.sampling == "fixed_size" and setting.all_clients == 1
-        if event is not None and fixed and observer != "type2" and promise.relation == "add_remove":
-            # A batch of fixed size takes another example in for the one that leaves it.
-            event = replace(event, sampling="fixed_size")
         events = defense.events(weights, setting) if observer == "model" else ()
         notes = promise.assumptions
+        summed = promise.level == "instance" and observer != "type2"
+        if event is not None and summed and setting.refills and promise.relation == "add_remove":
+            event, notes = replace(event, sampling="fixed_size"), (*notes, _REFILLED)
         # One for adding or removing holds for replacing too, at twice the distance; not conversely.
         relations = _BOTH if promise.relation == "add_remove" else (promise.relation,)
         if event is None or (observer == "model" and not events):
@@ -207,7 +210,8 @@ def _of_model(
     level: Level = "instance",
     group_size: int = 1,
 ) -> list[Result]:
-    kinds = sorted({event.sampling for event in events})
+    # Batches refilled in turn have a fixed size, and a rate of 1: nothing is drawn.
+    kinds = sorted({"none" if event.sampling_rate == 1 else event.sampling for event in events})
     notes = (*assumptions, *(_SAMPLING_NOTE[kind] for kind in kinds))
     results = [
         epsilon(
