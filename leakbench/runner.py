@@ -66,6 +66,7 @@ class PlannedCell:
 
     victims: candidates to reconstruct, in whole batches where a gradient is made of several.
     ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
+    labels: of all candidates, where the attacker is granted those of his victims; else ().
     """
 
     cell: Cell
@@ -74,6 +75,7 @@ class PlannedCell:
     skip: str
     ceiling_mu: float | None
     guarantee: str
+    labels: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -195,6 +197,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         # The victims are among those that later weights were trained on: more than the looks tells.
         ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
+        labels=tuple(dataset.candidate_labels.tolist()) if "labels" in cell.grants else (),
     )
 
 

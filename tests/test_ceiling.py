@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from scipy.stats import norm
 
 from leakbench.errors import LeakbenchError
 from leakbench.privacy.ceiling import reconstruction_ceiling
+from leakbench.report.cells import build
+from leakbench.runner import PlannedCell
+from leakbench.suite import Plan, resolve
 
 DRAWS = 100_000
 PRIORS = st.floats(1e-9, 1.0)
@@ -128,3 +132,60 @@ def test_what_is_refused(arguments: tuple[float, float, int], said: str) -> None
 def test_it_loads_no_torch() -> None:
     code = "import sys, leakbench.privacy.ceiling; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------ in a report
+
+
+def planned(defense: str, labels: tuple[int, ...], victims: int, mu: float) -> tuple[Plan, Any]:
+    """A cell of the batches' suite with two networks, planned by hand."""
+    plan = resolve("batches", settings=["defenses.0.name='dp_baseline'"])
+    (cell,) = (c for c in plan.cells if str(c) == f"mnist/{defense}/cpl/naive")
+    numbers = tuple(tuple(range(n * victims, (n + 1) * victims)) for n in range(2))
+    return plan, PlannedCell(
+        cell=cell, identities=("a", "b"), victims=numbers, skip="", ceiling_mu=mu, guarantee="",
+        labels=labels,
+    )  # fmt: skip
+
+
+def shown(plan: Plan, cell: Any) -> tuple[float, list[str]]:
+    report = build(plan, [cell], {}, {})
+    return report["cells"][0]["ceiling"], [note["text"] for note in report["notes"]]
+
+
+EVEN = tuple(number % 10 for number in range(1000))
+
+
+def test_granted_labels_leave_a_guess_within_the_class() -> None:
+    """1,000 candidates of 10 classes: the likeliest of the 100 of his class, as in a simplex.
+
+    Under the ceiling of 1 in 100, and far above that of 1 in 1,000.
+    """
+    mu, count = 0.3, 100
+    moved = mu * math.sqrt(count / (count - 1))
+    rate, _ = quad(lambda z: norm.pdf(z - moved) * norm.cdf(z) ** (count - 1), -10, 15)
+    plan, cell = planned("batch_1/none", EVEN, 8, mu)
+    ceiling, notes = shown(plan, cell)
+    assert ceiling == pytest.approx(float(norm.cdf(norm.ppf(1 / 100) + mu)), rel=1e-9)
+    blind, others = shown(*planned("batch_1/none", (), 8, mu))
+    assert blind == pytest.approx(float(norm.cdf(norm.ppf(1 / 1000) + mu)), rel=1e-9)
+    assert 4 * blind < rate < ceiling
+    assert any("labels are granted" in note and "mnist 0.01" in note for note in notes)
+    assert not any("labels are granted" in note for note in others)
+
+
+def test_the_ceiling_of_a_rate_is_the_mean_over_the_victims() -> None:
+    """Victims 0 to 7 and 8 to 15; one class of 4, one of 996: priors 1/4 and 1/996."""
+    labels = (1, 0, 0, 0, 0, *([1] * 995))
+    ceiling, _ = shown(*planned("batch_1/none", labels, 8, 0.7))
+    few, many = (float(norm.cdf(norm.ppf(prior) + 0.7)) for prior in (1 / 4, 1 / 996))
+    assert ceiling == pytest.approx((4 * few + 12 * many) / 16, rel=1e-9)
+
+
+def test_a_batch_with_labels_guesses_in_its_commonest_class() -> None:
+    """Batches of 8: of class 0 the first has three, 3 of 100; the second one of each, 1 of 100."""
+    labels = [number % 10 for number in range(1000)]
+    labels[1], labels[2], labels[20], labels[30] = 0, 0, 1, 2
+    ceiling, _ = shown(*planned("batch_8/none", tuple(labels), 8, 0.0))
+    assert ceiling == pytest.approx((3 / 100 + 1 / 100) / 2)
+    assert shown(*planned("batch_8/none", (), 8, 0.0))[0] == pytest.approx(8 / 1000)

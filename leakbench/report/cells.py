@@ -160,7 +160,7 @@ def build(
                 each,
                 rules,
                 plan,
-                ceiling=_ceiling(each.cell, item.ceiling_mu),
+                ceiling=_ceiling(item),
                 guarantee=item.guarantee,
                 same_as=same.get((*row, each.cell.knowledge)),
                 adaptive_too=row in attacked,
@@ -183,7 +183,11 @@ def build(
         "attackers": _attackers(plan),
         "cells": cells,
         "costs": costs.build(plan, trained, records),
-        "notes": [*_suite_notes(plan, cells), *_computed_notes(cells, rules)],
+        "notes": [
+            *_suite_notes(plan, cells),
+            *_computed_notes(cells, rules),
+            *_prior_notes(planned),
+        ],
         "baselines": {name: _baselines(_distinct(trials, name)) for name in datasets},
         "manifest": dict(manifest),
     }
@@ -451,15 +455,57 @@ def _baselines(records: Sequence[Record]) -> dict[str, float | None]:
     }
 
 
-def _ceiling(cell: Cell, mu: float | None) -> float | None:
-    """Largest chance of naming the victim among N candidates (Kaissis et al., arXiv 2307.03928).
+def _ceiling(planned: PlannedCell) -> float | None:
+    """Largest rate of naming the victims among N candidates (Kaissis et al., arXiv 2307.03928).
 
-    Of a batch of B, the guess nearest to each image counts as its own: B guesses have B / N.
+    It bounds the chance for each victim by his own prior, and so a rate by the mean of those.
     """
+    mu = planned.ceiling_mu
     if mu is None:
         return None
-    prior = min(cell.images_a_gradient / look_up(cell.dataset).sample_counts[0], 1.0)
-    return reconstruction_ceiling(prior, mu)
+    priors = _priors(planned)
+    found = sum(count * reconstruction_ceiling(p, mu) for p, count in priors.items())
+    return min(found / priors.total(), 1.0)
+
+
+def _priors(planned: PlannedCell) -> Counter[float]:
+    """Chance to name an image without a look -> for how many planned images.
+
+    Of a batch of B, the guess nearest to each image counts as its own: B guesses have B / N. Who
+    is granted the labels guesses among the candidates with them, at best all B times in the class
+    of which the batch has the largest share: with one image, 1 of those of its class.
+    """
+    cell = planned.cell
+    each, count = cell.images_a_gradient, look_up(cell.dataset).sample_counts[0]
+    found: Counter[float] = Counter()
+    sizes = Counter(planned.labels)
+    for victims in planned.victims:
+        for first in range(0, len(victims), each):
+            images = victims[first : first + each]
+            shares = [each / count]
+            if sizes:
+                held = Counter(planned.labels[image] for image in images)
+                shares = [held[label] / sizes[label] for label in held]
+            found[min(max(shares), 1.0)] += len(images)
+    return found
+
+
+def _prior_notes(planned: Sequence[PlannedCell]) -> list[dict[str, Any]]:
+    """Where ceilings are higher than one chance in N would make them."""
+    knowing: dict[str, float] = {}
+    for each in planned:
+        if each.labels and each.ceiling_mu is not None:
+            priors = _priors(each)
+            mean = sum(prior * count for prior, count in priors.items()) / priors.total()
+            knowing[each.cell.dataset] = max(mean, knowing.get(each.cell.dataset, 0.0))
+    if not knowing:
+        return []
+    places = ", ".join(f"{dataset} {prior:.2g}" for dataset, prior in knowing.items())
+    text = (
+        "Where labels are granted, ceilings start from a guess among the candidates of the "
+        f"victim's class, right with chance (mean over the victims): {places}."
+    )
+    return [_note(text, "report", list(knowing))]
 
 
 def _above(interval: Interval, ceiling: float | None) -> bool:
