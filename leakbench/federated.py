@@ -29,7 +29,8 @@ from leakbench.contracts import (
 )
 from leakbench.data import partitions
 from leakbench.data.datasets import as_unit
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
+from leakbench.parameters import require_in
 from leakbench.privacy.events import Sampling
 from leakbench.streams import generator
 from leakbench.training import Batch, run_round
@@ -56,7 +57,7 @@ class Schedule:
             "fed_averaging" the clients' weights by their numbers of examples (McMahan et al.
             2017); with equal numbers they are the same. Poisson sampling needs "fed_sgd".
         partition: "iid", "shards" (`classes_a_client` classes each) or "dirichlet"
-            (`concentration`); see `data.partitions`.
+            (`concentration`; drawn again until every client has a batch); see `data.partitions`.
 
     Raises:
         LeakbenchError: a number or a name that is not allowed.
@@ -80,11 +81,9 @@ class Schedule:
             "rounds", "batch_size", "clients", "clients_a_round", "local_steps",
             "examples_a_client",
         ):  # fmt: skip
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise LeakbenchError(f"training: {name} must be >= 1, got {value}")
-        if not 0 < self.learning_rate < float("inf"):
-            text = f"learning_rate must be positive and finite, got {self.learning_rate}"
-            raise LeakbenchError(f"training: {text}")
+            if (value := getattr(self, name)) is not None:
+                require_at_least("training", 1, **{name: value})
+        require_in("training", "(0, inf)", learning_rate=self.learning_rate)
         for name, allowed in (
             ("sampling", ("poisson", "fixed_size")),
             ("aggregation", get_args(Aggregation)),
@@ -301,7 +300,11 @@ class Step:
 
 
 def partition(labels: Tensor, schedule: Schedule, stream: torch.Generator) -> list[Tensor]:
-    """Positions of every client's examples, as the schedule says; on the CPU."""
+    """Positions of every client's examples, as the schedule says; on the CPU.
+
+    Raises:
+        LeakbenchError: see `data.partitions`; a Dirichlet draw must give every client a batch.
+    """
     labels = labels.cpu()
     if schedule.clients == 1:
         shares = [torch.arange(len(labels))]
@@ -313,8 +316,9 @@ def partition(labels: Tensor, schedule: Schedule, stream: torch.Generator) -> li
         )
     else:
         shares = partitions.dirichlet(
-            labels, schedule.clients, stream, concentration=schedule.concentration
-        )
+            labels, schedule.clients, stream,
+            concentration=schedule.concentration, least=schedule.batch_size,
+        )  # fmt: skip
     return [share[: schedule.examples_a_client] for share in shares]
 
 

@@ -927,13 +927,16 @@ class Whole(OnPairs):
 WRONG_SCHEDULES: list[tuple[dict[str, Any], str]] = [
     ({"clients_a_round": 6}, "6 clients a round of 5; allowed: 1 to 5"),
     ({"clients": 1, "clients_a_round": 2}, "2 clients a round of 1"),
-    ({"rounds": 0}, "rounds must be >= 1, got 0"),
-    ({"batch_size": 0}, "batch_size must be >= 1"),
-    ({"clients": 0}, "clients must be >= 1"),
-    ({"clients_a_round": 0}, "clients_a_round must be >= 1"),
-    ({"local_steps": -1}, "local_steps must be >= 1"),
-    ({"examples_a_client": 0}, "examples_a_client must be >= 1"),
-    ({"examples_a_client": -4}, "examples_a_client must be >= 1"),
+    ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ({"rounds": math.nan}, "rounds must be a whole number, got nan"),
+    ({"local_steps": 1.5}, "local_steps must be a whole number, got 1.5"),
+    ({"learning_rate": math.nan}, "learning_rate must be positive and finite, got nan"),
+    ({"batch_size": 0}, "batch_size must be at least 1"),
+    ({"clients": 0}, "clients must be at least 1"),
+    ({"clients_a_round": 0}, "clients_a_round must be at least 1"),
+    ({"local_steps": -1}, "local_steps must be at least 1"),
+    ({"examples_a_client": 0}, "examples_a_client must be at least 1"),
+    ({"examples_a_client": -4}, "examples_a_client must be at least 1"),
     *[
         ({"learning_rate": rate}, f"learning_rate must be positive and finite, got {rate}")
         for rate in (0.0, -0.1, math.inf, math.nan)
@@ -967,8 +970,8 @@ REFUSED: list[tuple[Any, Defense, Schedule, str]] = [
         "a client holds 240 examples, less than a batch of 241",
     ),
     (
-        Untouchable(), Defense(), replace(DIRICHLET, concentration=1e-3),
-        "a client holds 0 examples, less than a batch of 4; allowed: fewer clients, or a partition",
+        Untouchable(), Defense(), replace(DIRICHLET, concentration=1e-3, clients=12),
+        "partition 'dirichlet': of 1000 draws with concentration 0.001 none gives each of",
     ),
     (
         Untouchable(), Defense(), replace(IID, clients=241),

@@ -187,6 +187,54 @@ def test_dirichlet_splits_a_class_in_random_order() -> None:
     assert stats.kstest(zeros.numpy(), "uniform").pvalue > 1e-3
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    concentration=st.floats(0.01, 10.0),
+    clients=st.integers(1, 8),
+    least=st.integers(0, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_every_client_has_the_least_or_a_sentence_says_why(
+    concentration: float, clients: int, least: int, seed: int
+) -> None:
+    """A draw that serves is kept as it is; none is ever left with a client who cannot train."""
+    labels = torch.arange(240) % 10
+
+    def drawn(least: int) -> list[Tensor]:
+        stream = torch.Generator().manual_seed(seed)
+        return partitions.dirichlet(
+            labels, clients, stream, concentration=concentration, least=least
+        )
+
+    first = drawn(0)
+    try:
+        shares = drawn(least)
+    except LeakbenchError as error:
+        assert "\n" not in str(error)
+        assert least * clients > 240 or f"gives each of {clients} clients {least}" in str(error)
+        assert min(map(len, first)) < least
+        return
+    assert min(map(len, shares)) >= least
+    assert sorted(torch.cat(shares).tolist()) == list(range(240))
+    if min(map(len, first)) >= least:
+        assert all(torch.equal(a, b) for a, b in zip(first, shares, strict=True))
+
+
+def test_draws_are_those_of_the_distribution_given_that_they_serve() -> None:
+    """Two clients, one class of 100: the first has 20 to 80 of them, uniform at concentration 1."""
+    labels = torch.zeros(100, dtype=torch.int64)
+    held = [
+        len(
+            partitions.dirichlet(
+                labels, 2, torch.Generator().manual_seed(seed), concentration=1.0, least=20
+            )[0]
+        )
+        for seed in range(600)
+    ]
+    assert min(held) >= 20 and max(held) <= 80
+    assert stats.kstest([(h - 19.5) / 61 for h in held], "uniform").pvalue > 1e-3
+
+
 # ---------------------------------------------------------------------------- errors
 
 STREAM = torch.Generator()
@@ -200,6 +248,14 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: dirichlet(LABELS[:3], 4, STREAM), "'dirichlet': 3 examples .* 4 parts"),
     (lambda: dirichlet(LABELS, -1, STREAM), "'dirichlet': 4000 examples .* -1 parts"),
+    (
+        lambda: partitions.dirichlet(LABELS, 400, STREAM, concentration=1.0, least=11),
+        "4000 examples do not give 400 clients 11 each; allowed: up to 10",
+    ),
+    (
+        lambda: partitions.dirichlet(LABELS, 20, STREAM, concentration=0.001, least=30),
+        "of 1000 draws with concentration 0.001 none gives each of 20 clients 30 examples",
+    ),
     *[
         (
             lambda value=value: partitions.dirichlet(LABELS, 5, STREAM, concentration=value),

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from leakbench.errors import LeakbenchError
 
+TRIES = 1000
+"""Draws of a Dirichlet partition before giving up."""
+
 
 def iid(examples: int, clients: int, generator: torch.Generator) -> list[Tensor]:
     """Equal shares of a random order; what does not divide is left out.
@@ -47,33 +50,64 @@ def shards(
 
 
 def dirichlet(
-    labels: Tensor, clients: int, generator: torch.Generator, *, concentration: float
+    labels: Tensor,
+    clients: int,
+    generator: torch.Generator,
+    *,
+    concentration: float,
+    least: int = 0,
 ) -> list[Tensor]:
     """Every class is split by its own Dirichlet(concentration) draw over clients (Hsu et al. 2019).
 
     labels (n,). Small concentrations give clients few classes and very unequal numbers of
-    examples, some of them none.
+    examples, some of them none. least: examples that every client must have; the splits are drawn
+    again until they do (Li et al. 2022, arXiv 2102.02079, with 10), `TRIES` times at most.
 
     Raises:
         LeakbenchError: concentration is not positive or, over all clients, not finite; fewer
-            examples than clients, or no clients.
+            examples than clients, or no clients; no draw gives every client `least` examples.
     """
     _each("dirichlet", len(labels), clients)
     if not 0 < concentration * clients < math.inf:
         raise LeakbenchError(
             f"partition 'dirichlet': concentration must be positive and finite, got {concentration}"
         )
+    if least * clients > len(labels):
+        raise LeakbenchError(
+            f"partition 'dirichlet': {len(labels)} examples do not give {clients} clients {least} "
+            f"each; allowed: up to {len(labels) // clients}"
+        )
     # torch draws no Dirichlet from a generator of one's own.
     random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-    held: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label in labels.unique().tolist():
+    sizes = torch.unique(labels, return_counts=True)
+    fewest = -1
+    for _ in range(TRIES):
+        ends = [_ends(random, concentration, clients, size) for size in sizes[1].tolist()]
+        held = torch.stack([end.diff(prepend=end.new_zeros(1)) for end in ends]).sum(dim=0)
+        fewest = max(fewest, int(held.min()))
+        if fewest >= least:
+            break
+    else:
+        raise LeakbenchError(
+            f"partition 'dirichlet': of {TRIES} draws with concentration {concentration:g} none "
+            f"gives each of {clients} clients {least} examples, at best {fewest}; raise the "
+            "concentration, or take fewer clients or smaller batches"
+        )
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label, end in zip(sizes[0].tolist(), ends, strict=True):
         members = torch.nonzero(labels == label).flatten()
         members = members[torch.randperm(len(members), generator=generator)]
-        shares = torch.from_numpy(random.dirichlet([concentration] * clients))
-        ends = (shares.cumsum(0) * len(members)).round().long().clamp(max=len(members))
-        for client, part in enumerate(members.tensor_split(ends[:-1])):
-            held[client].append(part)
-    return [torch.cat(parts) for parts in held]
+        for client, part in enumerate(members.tensor_split(end[:-1])):
+            parts[client].append(part)
+    return [torch.cat(part) for part in parts]
+
+
+def _ends(random: np.random.Generator, concentration: float, clients: int, size: int) -> Tensor:
+    """Where each client's share of `size` examples ends, (clients,); the last has the rest."""
+    shares = torch.from_numpy(random.dirichlet([concentration] * clients))
+    ends = (shares.cumsum(0) * size).round().long().clamp(max=size)
+    ends[-1] = size
+    return ends
 
 
 def _each(kind: str, examples: int, parts: int) -> int:
