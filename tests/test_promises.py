@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, norm
 from torch import Tensor
 
+from leakbench import registry
 from leakbench.audit import audit, canary_at, check
 from leakbench.contracts import (
     Context,
@@ -415,3 +417,105 @@ def test_who_leaves_a_refilled_batch_costs_what_replacing_him_does(
     model, other = at["model", "add_remove"].epsilon, at["model", "replace_one"].epsilon
     assert model is not None and other is not None
     assert (model == pytest.approx(other)) if twice else (model < other)
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+def _settings() -> list[tuple[type, str, str]]:
+    """(plugin, field, its annotation) of every plugin."""
+    found = []
+    for kind in ("attacks", "defenses"):
+        for plugin in registry.discover(kind):  # type: ignore[arg-type]
+            made = registry.load(kind, plugin.name)  # type: ignore[arg-type]
+            found += [(made, field.name, str(field.type)) for field in dataclasses.fields(made)]
+    return found
+
+
+SETTINGS = _settings()
+NUMBERS = [one for one in SETTINGS if one[2].split(" ")[0] in ("int", "float")]
+
+
+def test_all_numbers_are_tried() -> None:
+    assert len(NUMBERS) >= 80 and {kind for *_, kind in NUMBERS} == {"int", "float", "float | None"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "field", "kind"), NUMBERS, ids=[f"{made.name}-{name}" for made, name, _ in NUMBERS]
+)
+def test_no_plugin_takes_a_number_that_means_nothing(plugin: Any, field: str, kind: str) -> None:
+    for bad in (math.nan, math.inf, -math.inf, -1, True, "1", [1.0]):
+        with pytest.raises(LeakbenchError) as caught:
+            plugin(**{field: bad})
+        said = str(caught.value)
+        assert said.startswith(f"{plugin.name}: ") and field in said and "must be" in said
+        assert "\n" not in said and str(bad) in said
+
+
+@pytest.mark.parametrize(
+    ("plugin", "field"),
+    [(made, name) for made, name, kind in NUMBERS if kind == "int"],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_no_plugin_takes_half_a_step(plugin: Any, field: str) -> None:
+    with pytest.raises(LeakbenchError, match=f"{field} must be a whole number, got 1.5"):
+        plugin(**{field: 1.5})
+
+
+@pytest.mark.parametrize(
+    ("plugin", "field"),
+    [one[:2] for one in SETTINGS if one not in NUMBERS],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_no_plugin_takes_a_choice_that_is_none(plugin: Any, field: str) -> None:
+    """Before, an unknown noise convention was noise on the mean without a word."""
+    with pytest.raises(LeakbenchError, match=rf"^{plugin.name}: .*{field}"):
+        plugin(**{field: "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantile": 1.5}, r"quantile_clip: quantile must be in \[0, 1\], got 1.5"),
+        ({"count_noise": -0.1}, "quantile_clip: count_noise must be >= 0 and finite, got -0.1"),
+    ],
+)
+def test_ranges_of_quantile_clip(changes: Any, said: str) -> None:
+    with pytest.raises(LeakbenchError, match=said):
+        QuantileClip(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mean_decay": 1.5}, r"adaclip: mean_decay must be in \[0, 1\], got 1.5"),
+        ({"variance_min": 0.0}, "adaclip: variance_min must be positive and finite, got 0.0"),
+        ({"variance_min": 0.5}, "variance_min must not be above variance_max, got 0.5 and 0.001"),
+    ],
+)
+def test_ranges_of_adaclip(changes: Any, said: str) -> None:
+    with pytest.raises(LeakbenchError, match=said):
+        AdaClip(**changes)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    defense = DPBaseline(clip=np.float64(2.0), noise_multiplier=np.int64(3))  # type: ignore[arg-type]
+    assert defense.guarantee("type2", THREE, Setting(batch_size=1)).mu == pytest.approx(
+        math.sqrt(3) / 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": math.nan}, "batch_size must be a whole number, got nan"),
+        ({"local_steps": 1.5}, "local_steps must be a whole number"),
+        ({"examples": 0}, "examples must be at least 1"),
+        ({"rounds": -1}, "rounds must be at least 0"),
+        ({"iteration": -1}, "iteration must be at least 0"),
+    ],
+)
+def test_settings_of_a_training(changes: Any, said: str) -> None:
+    with pytest.raises(LeakbenchError, match=f"^setting: {said}"):
+        Setting(**({"batch_size": 4} | changes))
