@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import leakbench.arithmetic  # noqa: F401  before torch, whose arithmetic it settles
+
+# isort: split
 import torch
 import torch.nn.functional as functional
 from torch import Tensor

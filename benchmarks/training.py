@@ -28,6 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import leakbench.arithmetic  # noqa: F401  before torch, whose arithmetic it settles
+
+# isort: split
 import torch
 import torch.nn.functional as functional
 from torch import nn

@@ -28,6 +28,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError
+from leakbench.numeric import square_root
 from leakbench.parameters import check_kinds, require_in
 
 
@@ -44,7 +45,9 @@ class Moments:
     def scale(self) -> dict[str, Tensor]:
         """b = sqrt(s) sqrt(sum of all s), the transform that minimises the added noise."""
         total = torch.stack([s.flatten(1).sum(dim=1) for s in self.std.values()]).sum(dim=0)
-        return {k: (s * total.reshape(-1, *[1] * (s.ndim - 1))).sqrt() for k, s in self.std.items()}
+        return {
+            k: square_root(s * total.reshape(-1, *[1] * (s.ndim - 1))) for k, s in self.std.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,9 @@ class AdaClip(Defense):
         """The mean of the clients' estimates: of m, and of s^2."""
         return Moments(
             mean={k: m.mean(dim=0, keepdim=True) for k, m in state.mean.items()},
-            std={k: s.square().mean(dim=0, keepdim=True).sqrt() for k, s in state.std.items()},
+            std={
+                k: square_root(s.square().mean(dim=0, keepdim=True)) for k, s in state.std.items()
+            },
         )
 
     def on_examples(
@@ -135,7 +140,7 @@ class AdaClip(Defense):
             variance = surplus.clamp(self.variance_min, self.variance_max)
             mean[k] = self.mean_decay * state.mean[k] + (1 - self.mean_decay) * g
             kept = self.variance_decay * state.std[k].square()
-            deviation[k] = (kept + (1 - self.variance_decay) * variance).sqrt()
+            deviation[k] = square_root(kept + (1 - self.variance_decay) * variance)
         return shown, Moments(mean, deviation)
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
@@ -161,6 +166,6 @@ class AdaClip(Defense):
         if self.convention != "per_example":
             return dict.fromkeys(weights, 0.0)
         return {
-            name: self.noise_multiplier * float(b.square().mean().sqrt())
+            name: self.noise_multiplier * math.sqrt(float(b.square().mean()))
             for name, b in state.scale().items()
         }

@@ -1,11 +1,16 @@
 """leakbench: how much private training data does a gradient leak?
 
-Importing this package is cheap: nothing here imports torch.
+Importing this package is cheap: nothing here imports torch. It settles the arithmetic that torch
+will use, so import it before torch where bits matter (see `leakbench.arithmetic`).
 """
 
 from typing import Any
 
+from leakbench.arithmetic import settle
+
 __all__ = ["__version__"]
+
+settle()
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.names import Grant
+from leakbench.numeric import square_root
 from leakbench.parameters import check_kinds
 from leakbench.privacy.events import PrivacyEvent, Sampling
 
@@ -90,7 +91,7 @@ class Gradients:
         for square in squares[1:]:
             total = total + square
         nonzero = total != 0  # the root has no finite derivative at 0
-        return torch.where(nonzero, torch.where(nonzero, total, 1.0).sqrt(), 0.0)
+        return torch.where(nonzero, square_root(torch.where(nonzero, total, 1.0)), 0.0)
 
     def scale(self, factors: Tensor | Mapping[str, Tensor]) -> Gradients:
         """Multiply by factors of shape (*leading), one for all tensors or one a tensor."""

@@ -19,6 +19,7 @@ from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.numeric import square_root
 
 METRICS_VERSION: int = 1
 """Raised whenever a metric or a rule changes its value for the same images; part of a record."""
@@ -68,7 +69,7 @@ def distance(images: Tensor, reference: Tensor, *, clamp: bool = False) -> Tenso
     Raises:
         ValueError: If the shapes differ or there is no pixel.
     """
-    return _squared_errors(images, reference, clamp=clamp).sum(dim=1).sqrt()
+    return square_root(_squared_errors(images, reference, clamp=clamp).sum(dim=1))
 
 
 def psnr(images: Tensor, reference: Tensor) -> Tensor:

@@ -18,6 +18,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from leakbench.numeric import square_root
 
 Status = Literal["converged", "steps", "nan"]
 
@@ -29,6 +32,8 @@ StepWatch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 step (k,))."""
 
 PAD = 8
+ALIGNED = 16
+"""Numbers that fill a cache line, in single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,14 +501,10 @@ class _Engine:
         by_s = by_s.mT.take_along_dim(by_age, dim=1)
         self.products[own, :kept, kept - 1] = by_s[mine, :, 1]
         products = self.products[rows][:, :kept, :kept]
-        alpha = torch.linalg.solve_triangular(
-            rho * products, rho * by_s[..., :1], upper=True, unitriangular=True
-        )
+        alpha = _solved(rho * products, rho * by_s[..., :1], upper=True)
         r = (q - alpha.mT.take_along_dim(by_slot, dim=2) @ y) * scale
         by_y = (r @ y.mT).mT.take_along_dim(by_age, dim=1)
-        w = torch.linalg.solve_triangular(
-            rho * products.mT, alpha - rho * by_y, upper=False, unitriangular=True
-        )
+        w = _solved(rho * products.mT, alpha - rho * by_y, upper=False)
         direction: Tensor = r + w.mT.take_along_dim(by_slot, dim=2) @ s
         return direction[mine, 0]
 
@@ -522,6 +523,21 @@ class _Engine:
         self.numbers = [self.numbers[row] for row in alive]
         self.begun = [self.begun[row] for row in alive]
         return [pending[row] for row in alive]
+
+
+def _solved(triangles: Tensor, values: Tensor, *, upper: bool) -> Tensor:
+    """Solutions (n, k, 1) of unit triangular systems (n, k, k) with right sides (n, k, 1).
+
+    Padded by zeros to a multiple of 16, so that every system of the stack is aligned alike: on some
+    processors MKL's kernels round by the alignment of what they are given.
+    """
+    k = values.shape[1]
+    extra = -k % ALIGNED
+    found = torch.linalg.solve_triangular(
+        pad(triangles, (0, extra, 0, extra)), pad(values, (0, 0, 0, extra)),
+        upper=upper, unitriangular=True,
+    )  # fmt: skip
+    return found[:, :k]
 
 
 def with_copies(values: Tensor) -> Tensor:
@@ -614,6 +630,6 @@ class SignedAdam:
             gradient = gradient.sign()
         mean = beta1 * moments[0] + (1 - beta1) * gradient
         square = beta2 * moments[1] + (1 - beta2) * (gradient * gradient)
-        scale = square.sqrt() / math.sqrt(1 - beta2**count) + eps
+        scale = square_root(square) / math.sqrt(1 - beta2**count) + eps
         x = x - rate / (1 - beta1**count) * (mean / scale)
         return (x if self.box is None else x.clamp(*self.box)), (mean, square)
