@@ -52,6 +52,7 @@ def test_an_example_is_released_as_often_as_its_turn_comes(examples: int, uses: 
     """Batches of 5 in turn, 4 steps a round: of 20 examples each comes once, of 5 four times."""
     setting = Setting(batch_size=5, local_steps=4, examples=examples, rounds=4)
     events = Falling(convention="sum").events(WEIGHTS, setting)
-    assert {event.sampling for event in events} == {"none"}
-    expected = math.sqrt(sum(uses * M / sigma**2 for sigma in SIGMAS))
+    # Another takes the place of one that leaves: twice as far, and nothing is amplified.
+    assert {(event.sampling, event.sampling_rate) for event in events} == {("fixed_size", 1.0)}
+    expected = 2 * math.sqrt(sum(uses * M / sigma**2 for sigma in SIGMAS))
     assert mu_of_events(events) == pytest.approx(expected, rel=1e-12)
