@@ -19,6 +19,7 @@ from leakbench.judging import (
     label_overlap,
     measure,
     paired,
+    plain,
 )
 from leakbench.metrics import SuccessRule
 
@@ -129,6 +130,11 @@ def test_labels_count_as_often_as_they_occur(
     assert label_overlap(torch.tensor([found]), torch.tensor([truth])).tolist() == [share]
 
 
+def test_labels_of_fewer_batches_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        label_overlap(torch.tensor([[1, 2]]), torch.tensor([[1, 2], [3, 4]]))
+
+
 def test_label_overlap_is_of_each_batch() -> None:
     found = torch.tensor([[1, 2], [3, 3], [4, 5]])
     truth = torch.tensor([[2, 1], [3, 4], [6, 7]])
@@ -190,6 +196,21 @@ def test_the_mean_of_the_class_is_a_trivial_guess_and_the_nearest_image_is_not()
 def test_images_behind_a_gradient_follow_one_another() -> None:
     victims = victims_of(list(range(12)), each=3)
     assert victims.rows(torch.tensor([2, 0])).tolist() == [6, 7, 8, 0, 1, 2]
+    alone = Victims(
+        dataset=victims.dataset, numbers=victims.numbers, images=victims.images,
+        labels=victims.labels,
+    )  # fmt: skip
+    assert alone.rows(torch.tensor([2, 0])).tolist() == [2, 0]
+
+
+def test_reconstructions_are_put_in_the_places_of_their_own_gradients_images() -> None:
+    victims = victims_of(list(range(12)), each=3)
+    whole = victims.images.unflatten(0, (4, 3))
+    images, places = victims.in_place(whole[:, [1, 2, 0]])
+    assert torch.equal(images, victims.images) and places.tolist() == [[2, 0, 1]] * 4
+    images, places = victims.in_place(whole[[2, 0]][:, [2, 1, 0]], torch.tensor([2, 0]))
+    assert torch.equal(images, torch.cat([victims.images[6:9], victims.images[:3]]))
+    assert places.tolist() == [[2, 1, 0]] * 2
 
 
 def test_measured_numbers_are_each_images_own() -> None:
@@ -202,6 +223,12 @@ def test_measured_numbers_are_each_images_own() -> None:
     assert found["mse_raw"][0] == 0
     assert float(found["mse_raw"][1]) == pytest.approx(0.01, rel=1e-4)
     assert float(found["distance_raw"][1]) == pytest.approx(0.1 * 28, rel=1e-4)
+    clamped = (images[1].clamp(0, 1) - victims.images[1]).double()
+    assert float(found["mse_clamped"][1]) == pytest.approx(float(clamped.square().mean()))
+    assert float(found["distance_clamped"][1]) == pytest.approx(float(clamped.norm()))
+    assert float(found["psnr"][1]) == pytest.approx(
+        -10 * math.log10(float(clamped.square().mean())), rel=1e-6
+    )
     assert found["mse_clamped"][1] < found["mse_raw"][1]
     assert math.isnan(found["mse_raw"][2])
 
@@ -267,6 +294,19 @@ def _batch(truth: Tensor, places: list[int | None]) -> Tensor:
     """In every place one of the true images, or gray."""
     gray = torch.full_like(truth[0], 0.5)
     return torch.stack([gray if place is None else truth[place] for place in places])
+
+
+def test_one_image_alone_is_judged_by_its_own_size() -> None:
+    """0.03 off in each of 784 pixels: a distance of 0.84, and 1.12 at 0.04."""
+    for off, step in ((0.03, 7), (0.04, None)):
+        victims = victims_of([5], each=1)
+        observer = observer_of(victims)
+        inward = torch.where(victims.images > 0.5, -off, off)
+        observer.look(
+            torch.arange(1), torch.tensor([7]), torch.tensor([140]),
+            (victims.images + inward)[None],
+        )  # fmt: skip
+        assert observer.first_step["close"] == [step]
 
 
 def test_a_start_that_passes_is_a_success_after_no_evaluation() -> None:
@@ -357,3 +397,8 @@ FINE = {
 def test_flags_say_who_is_to_blame(changes: dict[str, Any], expected: list[str]) -> None:
     assert flags(**{**FINE, **changes}) == ["label_known", *expected]
     assert flags(**{**FINE, **changes, "label_known": False}) == ["label_inferred", *expected]
+
+
+def test_numbers_without_a_value_are_none_in_records() -> None:
+    assert plain(-1.5) == -1.5 and plain(0.0) == 0.0
+    assert [plain(value) for value in (math.nan, math.inf, -math.inf)] == [None] * 3

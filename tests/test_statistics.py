@@ -304,6 +304,10 @@ def test_groups_of_networks_without_trials_change_nothing() -> None:
 def test_groups_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         rate_interval([[True, False, True]], groups=[[0, 0]])
+    # A network without names, after one whose groups are of one, and of two.
+    for names in ([0, 1], [0, 0]):
+        with pytest.raises(ValueError, match="zip"):
+            rate_interval([[True, False], [True]], groups=[names])
 
 
 def test_one_network_is_the_ordinary_bootstrap() -> None:
