@@ -41,6 +41,6 @@ ACCOUNTANTS: dict[str, str] = {
     "zcdp": "zero-concentrated DP",
     "moments": "Renyi DP of the Poisson-subsampled Gaussian",
     "gdp": "Gaussian DP: exact without sampling, else the central limit",
-    "pld": "privacy loss distributions: tight; needs dp-accounting for sampled steps",
+    "pld": "privacy loss distributions: an upper bound, and tight",
 }
 """Privacy accountants by name (`privacy.account` runs them)."""

@@ -52,7 +52,10 @@ def value(*events: PrivacyEvent, delta: float = DELTA, **choices: Any) -> float 
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": -math.inf}, "noise_multiplier"),
         ({"sensitivity": -1.0}, "sensitivity"),
+        ({"sensitivity": math.nan}, "sensitivity"),
+        ({"sampling_rate": math.inf}, "sampling_rate"),
         ({"sampling_rate": 1.1}, "sampling_rate"),
         ({"sampling_rate": -0.1}, "sampling_rate"),
         ({"sampling_rate": math.nan}, "sampling_rate"),
@@ -339,7 +342,7 @@ def test_epsilon_at_the_tap() -> None:
         mu = math.sqrt(3 * looks) / 6 * (2 if relation == "replace_one" else 1)
         assert found == pytest.approx(get_epsilon_gaussian(1 / mu, DELTA), rel=1e-9)
     # The mean of 600 noisy gradients is what the server and the model's holder see.
-    assert f"{of(results, 'model', 'add_remove', None):.3f}" == "0.035"
+    assert f"{of(results, 'model', 'add_remove', None):.3f}" == "0.033"
     assert of(results, "server", "add_remove", 1) == pytest.approx(
         get_epsilon_gaussian(6 * math.sqrt(600 / 3), DELTA), rel=1e-9
     )
@@ -388,15 +391,6 @@ def test_a_batch_of_fixed_size_replaces_whatever_the_relation() -> None:
     )
 
 
-def test_a_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("dp_accounting")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    result = epsilon((event(2.0, 0.1),), DELTA)
-    assert result.epsilon is None and "leakbench[pld]" in result.reason
-    assert value(event(2.0)) == pytest.approx(gdp.epsilon_of_mu(0.5, DELTA))
-
-
 def test_accounting_refuses_what_it_cannot_place() -> None:
     run: dict[str, Any] = {
         "noise_multiplier": 6.0, "sampling_rate": 0.01, "steps": 5, "delta": DELTA,
@@ -413,9 +407,31 @@ def test_accounting_refuses_what_it_cannot_place() -> None:
         ({"sampling_rate": 2.0}, "sampling_rate"),
         ({"steps": -1}, "steps"),
         ({"group_size": 0}, "group_size"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"sampling_rate": math.nan}, "sampling_rate"),
+        ({"steps": math.inf}, "steps"),
+        ({"delta": math.nan}, "delta"),
     ):
-        with pytest.raises(LeakbenchError, match=named):
+        with pytest.raises(LeakbenchError, match=named) as refused:
             account(**{**run, **wrong})
+        assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1, 0, 1.5])
+def test_counts_must_be_whole_and_positive(bad: Any) -> None:
+    run: dict[str, Any] = {
+        "noise_multiplier": 6.0, "sampling_rate": 0.01, "steps": 5, "delta": DELTA,
+    }  # fmt: skip
+    for name in ("tensors", "observations", "group_size"):
+        for preset in ("strict", "paper:tifs"):
+            with pytest.raises(LeakbenchError, match=f"{name} must be a whole number >= 1"):
+                account(**run, preset=preset, **{name: bad})
+    for accountant in ACCOUNTANTS:
+        with pytest.raises(LeakbenchError, match="group_size"):
+            epsilon((event(1.0, 0.1),), DELTA, accountant=accountant, group_size=bad)
+    if bad != 1.5:
+        with pytest.raises(LeakbenchError, match="batch size"):
+            account(**run, convention="mean", batch_size=bad)
 
 
 def test_a_clients_examples_together() -> None:
@@ -544,6 +560,14 @@ def test_noise_for_extreme_budgets() -> None:
     for bad in (0.0, -1.0, math.nan):
         with pytest.raises(LeakbenchError, match="target"):
             noise_multiplier(bad, DELTA, sampling_rate=0.1, steps=1)
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(LeakbenchError, match="tolerance"):
+            noise_multiplier(1.0, DELTA, sampling_rate=0.1, steps=1, tolerance=bad)
+        if bad:
+            for name in ("sampling_rate", "steps"):
+                run: dict[str, Any] = {"sampling_rate": 0.1, "steps": 1, name: bad}
+                with pytest.raises(LeakbenchError, match=name):
+                    noise_multiplier(1.0, DELTA, **run)
     with pytest.raises(LeakbenchError, match="central limit"):
         noise_multiplier(1.0, DELTA, sampling_rate=0.1, steps=1, accountant="gdp")
 
@@ -571,6 +595,8 @@ def test_first_steps() -> None:
     assert first_steps(events, 9) == tuple(events)
     with pytest.raises(LeakbenchError, match="budget"):
         steps_within(-1.0, events, DELTA)
+    with pytest.raises(LeakbenchError, match="budget"):
+        steps_within(math.nan, events, DELTA)
 
 
 def test_bisection() -> None:
@@ -582,24 +608,12 @@ def test_bisection() -> None:
     assert least_positive(lambda x: True, 1e-12) == 0
 
 
-def test_accounting_needs_no_torch() -> None:
+def test_accounting_loads_little() -> None:
     code = """
 import sys
 from leakbench.privacy import inverse, tables
 from leakbench.privacy.observers import account
 account(noise_multiplier=6, sampling_rate=0.01, steps=10, delta=1e-5, tensors=3)
-assert "torch" not in sys.modules, "torch"
-assert "dp_accounting" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_accountants_but_pld_do_not_load_its_library() -> None:
-    code = f"""
-import sys
-from leakbench.privacy.observers import account
-names = {FAST!r}
-account(noise_multiplier=6, sampling_rate=0.01, steps=10, delta=1e-5, accountants=names)
 assert not [m for m in ("torch", "dp_accounting", "scipy.stats", "scipy.optimize")
             if m in sys.modules]
 """

@@ -15,7 +15,7 @@ from dp_accounting.dp_event import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis import gdp as opacus_gdp
 from opacus.accountants.analysis import rdp as opacus_rdp
@@ -236,7 +236,8 @@ def test_central_limit_has_no_replacing_under_poisson() -> None:
 
 
 def dp_accounting_epsilon(events: Sequence[DpEvent], relation: NeighboringRelation) -> float:
-    accountant = PLDAccountant(relation)
+    # Its own bound is a few 1e-4 above the truth at its default interval of 1e-4.
+    accountant = PLDAccountant(relation, value_discretization_interval=3e-5)
     accountant.compose(ComposedDpEvent(list(events)))
     return float(accountant.get_epsilon(DELTA))
 
@@ -258,7 +259,19 @@ def test_pld_against_dp_accounting(
     event = SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), count)
     expected = dp_accounting_epsilon([event], RELATIONS[relation])
     found = pld.epsilon(steps(sigma, rate, count), DELTA, relation=relation)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert found == pytest.approx(expected, rel=3e-4)
+
+
+@pytest.mark.parametrize("delta", [1e-7, 1e-3])
+def test_group_against_dp_accounting(delta: float) -> None:
+    rate, sigma, count, size = 0.02, 8.0, 200, 3
+    chances = [math.comb(size, k) * rate**k * (1 - rate) ** (size - k) for k in range(size + 1)]
+    step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        sigma, list(map(float, range(size + 1))), chances, value_discretization_interval=3e-5
+    )
+    expected = step.self_compose(count).get_epsilon_for_delta(delta)
+    found = pld.epsilon(steps(sigma, rate, count), delta, group_size=size)
+    assert found == pytest.approx(expected, rel=3e-4)
 
 
 @pytest.mark.parametrize("relation", list(RELATIONS))
@@ -271,7 +284,7 @@ def test_heterogeneous_pld_against_dp_accounting(relation: Relation) -> None:
         *steps(10.0, 0.7, sampling="none"),
     ]
     expected = dp_accounting_epsilon(events, RELATIONS[relation])
-    assert pld.epsilon(ours, DELTA, relation=relation) == pytest.approx(expected, rel=1e-4)
+    assert pld.epsilon(ours, DELTA, relation=relation) == pytest.approx(expected, rel=3e-4)
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
@@ -303,7 +316,7 @@ def test_many_steps_without_replacement_reach_their_central_limit() -> None:
 
 
 def test_large_epsilons_do_not_overflow() -> None:
-    """dp-accounting's own search for epsilon ends in infinity somewhere above 709."""
+    """e^epsilon does from 710 on."""
     run = [steps(1.0, rate, 364, "fixed_size") for rate in (0.8, 0.8125, 0.85, 0.99, 1.0)]
     values = [pld.epsilon(events, DELTA) for events in run]
     assert values == sorted(values) and values[0] < 700 and 710 < values[1] < 715
@@ -364,7 +377,6 @@ def test_group_of_two_in_one_step_is_the_hockey_stick_divergence() -> None:
 
 @pytest.mark.parametrize(("sigma", "size"), [(0.05, 2), (0.02, 10)])
 def test_groups_at_tiny_rates_and_noise_have_an_answer(sigma: float, size: int) -> None:
-    """The library's mixture has no point there; unsampled is what can be said."""
     run = PrivacyEvent(noise_multiplier=sigma, sensitivity=1.0, sampling_rate=1e-9, steps=10)
     found = pld.epsilon([run], 1e-5, group_size=size)
     assert 0 <= found <= gdp.epsilon_of_mu(size * math.sqrt(10) / sigma, 1e-5)
@@ -380,20 +392,9 @@ def test_group_bounds() -> None:
     assert pld.epsilon(fixed, DELTA, group_size=5) == pytest.approx(
         get_epsilon_gaussian(6.0 / 10 / 10, DELTA)
     )
-    for bad in (0, -1, 1.5):
+    for bad in (0, -1, 1.5, math.nan, math.inf):
         with pytest.raises(LeakbenchError, match="group_size"):
             pld.epsilon(run, DELTA, group_size=bad)  # type: ignore[arg-type]
-
-
-def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for name in [name for name in sys.modules if name.startswith("dp_accounting")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(LeakbenchError, match=r"leakbench\[pld\]"):
-        pld.epsilon(steps(1.0, 0.1), DELTA)
-    assert pld.epsilon(steps(1.0), DELTA) > 0  # needs none
 
 
 # ---------------------------------------------------------------------------- zCDP, composition

@@ -1,6 +1,6 @@
 """Epsilon of a list of events, with everything that must be said beside it.
 
-Accountants are imported when they are asked for: dp-accounting alone takes a second.
+Accountants are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.names import ACCOUNTANTS
-from leakbench.privacy.events import PrivacyEvent, Relation, check_delta, grouped
+from leakbench.privacy.events import PrivacyEvent, Relation, check_count, check_delta, grouped
 from leakbench.privacy.presets import Preset, preset_of
 
 Level = Literal["instance", "client", "none"]
@@ -93,13 +93,13 @@ def epsilon(
         observer, level, observations, assumptions: Repeated in the result.
 
     Returns:
-        An epsilon, or the reason for none: a sampling or relation the accountant has no bound for,
-        or a library that is missing.
+        An epsilon, or the reason for none: a sampling or relation the accountant has no bound for.
 
     Raises:
         LeakbenchError: If an argument is unknown or outside its range.
     """
     check_delta(delta)
+    check_count("group_size", group_size)
     conventions = preset_of(preset)
     related = _relation(conventions, relation)
     if accountant not in ACCOUNTANTS:
@@ -248,10 +248,7 @@ def _pld(
         notes.append(f"for all {group_size} examples of a client together")
         if relation == "replace_one":
             notes.append("as if all of them were in every batch")
-    try:
-        value = pld.epsilon(events, delta, relation=relation, group_size=group_size)
-    except pld.MissingLibrary as missing:
-        return _Outcome(None, str(missing))
+    value = pld.epsilon(events, delta, relation=relation, group_size=group_size)
     return _Outcome(value, assumptions=tuple(notes))
 
 

@@ -101,6 +101,12 @@ def grouped(events: Iterable[PrivacyEvent]) -> tuple[Group, ...]:
     return tuple(sorted(Group(*key, count) for key, count in steps.items()))
 
 
+def check_count(name: str, value: float) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if not 1 <= value < math.inf or value % 1:
+        raise LeakbenchError(f"{name} must be a whole number >= 1, got {value}")
+
+
 def check_delta(delta: float) -> None:
     """Refuse a delta outside (0, 1): Gaussian noise has no epsilon at 0, at 1 all is allowed."""
     if not 0 < delta < 1:

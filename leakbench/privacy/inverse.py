@@ -44,6 +44,8 @@ def noise_multiplier(
         raise LeakbenchError(
             f"target epsilon must be above 0 and at most {_LARGEST:.0e}, got {target}"
         )
+    if not 0 < tolerance < 1:
+        raise LeakbenchError(f"tolerance must be above 0 and below 1, got {tolerance}")
     run = PrivacyEvent(
         noise_multiplier=1.0,
         sensitivity=1.0,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from leakbench.errors import LeakbenchError
 from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.account import Level, Result, epsilon
-from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_delta
+from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_count, check_delta
 from leakbench.privacy.presets import preset_of
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def account(
     check_delta(delta)
     conventions = preset_of(preset)
     names = tuple(ACCOUNTANTS) if accountants is None else tuple(accountants)
-    if tensors != int(tensors) or tensors < 1:
-        raise LeakbenchError(f"tensors must be a whole number >= 1, got {tensors}")
+    check_count("tensors", tensors)
+    check_count("group_size", group_size)
+    if observations is not None:
+        check_count("observations", observations)
     whole = math.sqrt(tensors)
     if not conventions.guarantee:
         charged = whole if conventions.charges_parts else 1.0
@@ -196,7 +198,7 @@ def gain(convention: NoiseConvention, batch_size: int | None) -> float:
         return 1.0
     if convention not in ("mean", "per_example"):
         raise LeakbenchError(f"convention must be sum, mean or per_example, got '{convention}'")
-    if batch_size is None or batch_size < 1:
+    if batch_size is None or not 1 <= batch_size < math.inf:
         raise LeakbenchError(f"convention '{convention}' needs a batch size of at least 1")
     return float(batch_size) if convention == "mean" else math.sqrt(batch_size)
 
@@ -250,8 +252,7 @@ def _of_looks(
     relations: tuple[Relation, ...] = _BOTH,
     level: Level = "instance",
 ) -> list[Result]:
-    if observations != int(observations) or observations < 1:
-        raise LeakbenchError(f"observations must be a whole number >= 1, got {observations}")
+    check_count("observations", observations)
     return [
         epsilon(
             (replace(event, steps=looks),),
