@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from leakbench import cli
 
 TINY = """
 schema = 1
@@ -85,7 +87,23 @@ class Done:
 
 
 def leakbench(*args: str | Path, cwd: Path, **env: str) -> Done:
-    """Run the command line; a traceback is never right."""
+    """The command line in this process, from `main` to the exit code."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LEAKBENCH_DATA", raising=False)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["leakbench", *map(str, args)])
+        with redirect_stdout(out), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+            cli.main()
+    for stream in (out, errors):
+        stream.seek(0)
+    return Done(int(ended.value.code or 0), out.read(), errors.read())
+
+
+def process(*args: str | Path, cwd: Path, **env: str) -> Done:
+    """The command line as a process of its own; a traceback is never right."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LEAKBENCH_DATA")}
     done = subprocess.run(
         [sys.executable, "-m", "leakbench.cli", *map(str, args)],
@@ -96,9 +114,9 @@ def leakbench(*args: str | Path, cwd: Path, **env: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def refused(*args: str | Path, cwd: Path, **env: str) -> str:
+def refused(*args: str | Path, cwd: Path, by: Callable[..., Done] = leakbench, **env: str) -> str:
     """The one sentence of a command that ends with code 2."""
-    done = leakbench(*args, cwd=cwd, **env)
+    done = by(*args, cwd=cwd, **env)
     assert done.code == 2, (done.code, done.errors)
     assert done.out == ""
     (line,) = done.errors.splitlines()
@@ -129,7 +147,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     pytest.importorskip("leakbench.report.tables")
     cwd = tmp_path_factory.mktemp("made")
     (cwd / "tiny.toml").write_text(TINY, encoding="utf-8")
-    done = leakbench("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=cwd)
+    done = process("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=cwd)
     assert done.code == 0, done.errors
     return Made(cwd, cwd / "results" / "runs" / "tiny-quick", done)
 
@@ -146,6 +164,12 @@ def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
     assert done.code == 0 and done.errors == ""
     assert "Usage:" in done.out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_of_its_own_says_the_same(suite: Path) -> None:
+    """The other tests of this file run most commands inside their own process."""
+    for args in (("list", "models"), ("validate", "tiny.toml", "--profile", "quik")):
+        assert process(*args, cwd=suite.parent) == leakbench(*args, cwd=suite.parent)
 
 
 def test_list_json_has_one_shape(tmp_path: Path) -> None:
@@ -302,8 +326,9 @@ def test_folders_that_cannot_be_written_end_with_one_sentence(suite: Path, out: 
 
 def test_cuda_without_a_device_is_refused(suite: Path) -> None:
     line = refused(
-        "validate", "tiny.toml", "--device", "cuda", cwd=suite.parent, CUDA_VISIBLE_DEVICES=""
-    )
+        "validate", "tiny.toml", "--device", "cuda", cwd=suite.parent, by=process,
+        CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
     assert "allowed here: cpu, auto" in line
 
 
@@ -470,7 +495,7 @@ def test_a_failing_plugin_ends_a_run_with_code_1(made: Made, tmp_path: Path) -> 
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[leakbench.defenses]\nfailing = failing\n")
-    done = leakbench(
+    done = process(
         "run", "tiny.toml", "--device", "cpu", "--workers", "1", "--out", tmp_path / "run",
         "--set", 'defenses.1={id="failing", name="failing", label="fails"}',
         cwd=made.cwd, PYTHONPATH=str(package.parent),
