@@ -1,6 +1,6 @@
 """Hand-written gradients against the generic `torch.func` path and bare autograd, real images."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -35,14 +35,6 @@ class Generic:
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         return self.model.logits(weights, inputs)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def example(
