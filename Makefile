@@ -4,6 +4,8 @@ PYTHON  ?= python3
 VENV    ?= .venv
 PROFILE ?= quick
 ARGS    ?=
+# Processes that run tests: auto is one a core; 0 runs them in pytest's own, for a debugger.
+WORKERS ?= auto
 # The pair to install first; name versions or local files here to choose another build.
 TORCH   ?= torch torchvision
 
@@ -11,6 +13,9 @@ BIN   := $(VENV)/bin
 # Written after a complete install; a newer pyproject.toml or setup.py makes the next call repeat it.
 STAMP := $(VENV)/.installed
 WHEEL := build/lint
+# Each worker collects all tests: more than a few do that longer than they test. One that has nothing
+# left to do takes over half of what another has in front of it.
+PYTEST = $(BIN)/pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 # One thread a process: workers do the parallel work, and a second thread slows a busy machine down.
 export OMP_NUM_THREADS := 1
@@ -23,7 +28,7 @@ export MKL_NUM_THREADS := 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  PYTHON=$(PYTHON)  VENV=$(VENV)  PROFILE=$(PROFILE)  OUT=$(OUT)  ARGS='$(ARGS)' (passed on to the command)"
+	@echo "  PYTHON=$(PYTHON)  VENV=$(VENV)  PROFILE=$(PROFILE)  OUT=$(OUT)  WORKERS=$(WORKERS)  ARGS='$(ARGS)' (passed on to the command)"
 
 install: $(STAMP) ## make the virtual environment and install leakbench into it, editable
 
@@ -37,10 +42,10 @@ $(STAMP): pyproject.toml setup.py
 	@touch $@
 
 test: $(STAMP) ## run the tests that take seconds
-	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(STAMP) ## run the tests that take minutes
-	@$(BIN)/pytest -q -m "slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "slow and not gpu" $(ARGS)
 
 lint: $(STAMP) ## ruff, and mypy on the package as it is installed
 	$(BIN)/ruff check .
