@@ -533,7 +533,7 @@ def _solved(triangles: Tensor, values: Tensor, *, upper: bool) -> Tensor:
     """
     k = values.shape[1]
     extra = -k % ALIGNED
-    found = torch.linalg.solve_triangular(
+    found: Tensor = torch.linalg.solve_triangular(
         pad(triangles, (0, extra, 0, extra)), pad(values, (0, 0, 0, extra)),
         upper=upper, unitriangular=True,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import hashlib
 import math
 import multiprocessing
 import os
-import platform
 import signal
 import subprocess
 import threading
@@ -19,11 +18,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from platform import python_version
+from typing import Any, TypeVar
 
 import torch
 
-from leakbench import models, registry
+from leakbench import models, probe, registry
+from leakbench.arithmetic import mode, processor
 from leakbench.contracts import Guarantee, Setting, Weights, observer_of
 from leakbench.data import load
 from leakbench.data.catalog import look_up
@@ -52,12 +53,16 @@ from leakbench.utility import (
 )
 
 CHUNK = 128
-"""Images solved together; bounds memory (L-BFGS history), never changes a result."""
+"""Images solved together; bounds memory (L-BFGS history). It changes no result where a victim's
+bits do not depend on its neighbours (`leakbench.probe`)."""
 
-_ASKED = ("suite", "profile", "attack", "defense", "settings", "device", "skipped")
+_ASKED = (
+    "suite", "profile", "attack", "defense", "settings", "device", "arithmetic", "unit", "skipped",
+)  # fmt: skip
 """Fields of a manifest that a report is made from."""
 
 Report = Callable[["Progress"], None]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +140,81 @@ class Outcome:
     changed: bool
 
 
-def plan_cells(plan: Plan, root: Path | None, device: str) -> list[PlannedCell]:
-    """Every cell of the plan with its identities, as code and data are now."""
-    return [_planned(plan, cell, root, device) for cell in plan.cells]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What of a machine decides bits, and so belongs to every identity.
+
+    device: its type, "cpu" or "cuda". arithmetic: as `arithmetic.mode`. unit: images a chunk may
+    hold where a chunk as a whole is what is reproducible; None where a victim is.
+    """
+
+    device: str
+    arithmetic: str
+    unit: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """For an identity and for a manifest."""
+        return {"device": self.device, "arithmetic": self.arithmetic, "unit": self.unit}
 
 
-def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedCell:
+def platform_of(device: str, unit: int | None = None) -> Platform:
+    """This process on `device`."""
+    return Platform(device=torch.device(device).type, arithmetic=mode(), unit=unit)
+
+
+def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, float]:
+    """Shapes of the plan in which a victim's bits depend on its neighbours; see `probe.summary`."""
+    shapes: dict[probe.Shape, None] = {}
+    for cell in plan.cells:
+        try:
+            dataset = load(cell.dataset, root)
+        except DataMissing:
+            continue
+        shape = probe.Shape(
+            model=cell.model,
+            input_shape=dataset.input_shape,
+            classes=dataset.classes,
+            batch_size=cell.images_a_gradient,
+            local_steps=cell.steps_seen,
+            dtype=cell.dtype,
+            device=torch.device(device).type,
+        )
+        shapes[shape] = None
+    return probe.summary({shape: probe.rows(shape) for shape in shapes})
+
+
+def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[PlannedCell]:
+    """Every cell of the plan with its identities, as code and data are now.
+
+    platform: where records were or will be made; a device stands for this process on it.
+    """
+    where = platform_of(platform) if isinstance(platform, str) else platform
+    groups = _groups(plan.cells)
+    return [_planned(plan, cell, root, where, groups) for cell in plan.cells]
+
+
+Groups = Mapping[str, tuple[str, ...]]
+"""What cells share that are solved together -> their specs, in the plan's order."""
+
+
+def _groups(cells: Sequence[Cell]) -> Groups:
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        found.setdefault(_shared(cell), []).append(canonical(cell.spec()))
+    return {shared: tuple(specs) for shared, specs in found.items()}
+
+
+def _shared(cell: Cell) -> str:
+    """Data, model, weights and attack of a cell: cells with the same are solved together."""
+    spec = cell.spec()
+    if not cell.federation:  # else the defense has made the weights
+        del spec["defense"], spec["defense_parameters"]
+    return canonical(spec)
+
+
+def _planned(
+    plan: Plan, cell: Cell, root: Path | None, platform: Platform, groups: Groups
+) -> PlannedCell:
     available = look_up(cell.dataset).sample_counts[0]
     if plan.victims * plan.networks > available:
         raise LeakbenchError(
@@ -178,8 +252,10 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, device: str) -> PlannedC
         "data": dataset.checksum,
         "metrics": METRICS_VERSION,
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
-        "device": torch.device(device).type,
+        **platform.facts(),
     }
+    if platform.unit is not None:  # then who else is in the chunk decides bits
+        spec |= {"together": groups[_shared(cell)], "victims": plan.victims}
     identities = []
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
@@ -225,17 +301,22 @@ def _describe(guarantee: Guarantee) -> str:
     )
 
 
-def plan_trainings(plan: Plan, root: Path | None, device: str) -> list[PlannedTraining]:
+def plan_trainings(
+    plan: Plan, root: Path | None, platform: Platform | str
+) -> list[PlannedTraining]:
     """Every utility cell of the plan with its identities, checked before anything starts.
+
+    platform: as for `plan_cells`.
 
     Raises:
         LeakbenchError: a training that cannot start, see `federated.check`.
     """
-    return [_planned_training(plan, cell, root, device) for cell in plan.utility]
+    where = platform_of(platform) if isinstance(platform, str) else platform
+    return [_planned_training(plan, cell, root, where) for cell in plan.utility]
 
 
 def _planned_training(
-    plan: Plan, cell: UtilityCell, root: Path | None, device: str
+    plan: Plan, cell: UtilityCell, root: Path | None, platform: Platform
 ) -> PlannedTraining:
     try:
         data = check_training(cell, root)
@@ -251,7 +332,8 @@ def _planned_training(
     spec = cell.spec() | {
         "data": data.checksum,
         "source": source_digest((plugin,) if plugin else (), TRAININGS),
-        "device": torch.device(device).type,
+        "device": platform.device,
+        "arithmetic": platform.arithmetic,
     }
     identities = []
     for number in range(plan.utility_networks):
@@ -275,43 +357,54 @@ def todo(
 
 
 def chunks(
-    planned: Sequence[PlannedCell], left: set[Key], root: Path | None, device: str, most: int
+    planned: Sequence[PlannedCell],
+    left: set[Key],
+    root: Path | None,
+    device: str,
+    most: int,
+    *,
+    whole: bool = False,
 ) -> list[Chunk]:
     """Trials left, grouped so that cells that share data, weights and attack share chunks.
 
-    most: images in a chunk, but for a larger batch. Costly chunks come first, so that workers end
-    together.
+    most: images in a chunk, but for a larger batch. whole: chunks are cut from all planned trials,
+    whatever is left of them, and done again as a whole. Costly chunks come first, so that workers
+    end together.
     """
     groups: dict[str, list[PlannedCell]] = {}
     for cell in planned:
-        spec = cell.cell.spec()
-        if not cell.cell.federation:  # else the defense has made the weights
-            del spec["defense"], spec["defense_parameters"]
-        groups.setdefault(canonical(spec), []).append(cell)
+        groups.setdefault(_shared(cell.cell), []).append(cell)
     made = []
     for cells in groups.values():
+        each = cells[0].cell.images_a_gradient
+        size = max(most // each, 1)
         for number in range(len(cells[0].identities)):
-            each = cells[0].cell.images_a_gradient
+            # Victims in the order of the plan: (number of the cell, first image, is it left).
             trials = [
-                (of, images[place])
+                (of, some[0], any((cell.identities[number], image) in left for image in some))
                 for of, cell in enumerate(cells)
                 for images in [cell.victims[number]]
-                for place in range(0, len(images), each)
-                if any((cell.identities[number], i) in left for i in images[place : place + each])
+                for some in _cut(images, each)
             ]
-            size = max(most // each, 1)
-            for begin in range(0, len(trials), size):
-                made.append(
-                    Chunk(
-                        cells=tuple(cell.cell for cell in cells),
-                        identities=tuple(cell.identities[number] for cell in cells),
-                        network=number,
-                        trials=tuple(trials[begin : begin + size]),
-                        root=root,
-                        device=device,
-                    )
+            candidates = trials if whole else [trial for trial in trials if trial[2]]
+            made += [
+                Chunk(
+                    cells=tuple(cell.cell for cell in cells),
+                    identities=tuple(cell.identities[number] for cell in cells),
+                    network=number,
+                    trials=tuple((of, victim) for of, victim, _ in some),
+                    root=root,
+                    device=device,
                 )
+                for some in _cut(candidates, size)
+                if any(is_left for _, _, is_left in some)
+            ]
     return sorted(made, key=_cost, reverse=True)
+
+
+def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Consecutive pieces of `size`, the last one perhaps smaller."""
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
 
 def trainings(
@@ -344,11 +437,16 @@ def run(
 ) -> Outcome:
     """Run what is left of a plan into `folder`; a finished plan is a no-op.
 
+    chunk_size: images solved together. Where the probe finds that a victim's bits depend on its
+    neighbours, chunks of this size, as the plan cuts them, are done whole, and identities say so.
+
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
-    planned = plan_cells(plan, root, device)
-    trained = plan_trainings(plan, root, device)
+    dependent = dependent_rows(plan, root, device)
+    platform = platform_of(device, chunk_size if dependent else None)
+    planned = plan_cells(plan, root, platform)
+    trained = plan_trainings(plan, root, platform)
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
     everything = [key for cell in both if not cell.skip for key in cell.trials()]
@@ -359,11 +457,12 @@ def run(
         # A training keeps one worker busy for minutes: all of them come first.
         work: list[Work] = [
             *trainings(trained, left, root, device),
-            *chunks(planned, left, root, device, chunk_size),
+            *chunks(planned, left, root, device, chunk_size, whole=bool(dependent)),
         ]
         interrupted, errors = False, 0
         done = len(everything) - len(left)
-        manifest = _write_manifest(writer, _manifest(plan, both, device), bool(work))
+        content = _manifest(plan, both, device, platform, dependent)
+        manifest = _write_manifest(writer, content, bool(work))
         begun = time.monotonic()
         with closing(_results(work, workers)) as timed:
             for piece, result, seconds in timed:
@@ -514,16 +613,23 @@ def _attempt(chunk: Chunk) -> ChunkResult:
 
 
 def _manifest(
-    plan: Plan, planned: Sequence[PlannedCell | PlannedTraining], device: str
+    plan: Plan,
+    planned: Sequence[PlannedCell | PlannedTraining],
+    device: str,
+    platform: Platform,
+    dependent: Mapping[str, float],
 ) -> dict[str, Any]:
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
         **plan.asked,
         "suite_digest": plan.file_digest,
-        "device": torch.device(device).type,
+        **platform.facts(),
+        "dependent_rows": dict(dependent),
         "device_name": _device_name(device),
+        "processor": processor(),
+        "blas": blas(),
         "started": datetime.now(UTC).isoformat(),
-        "python": platform.python_version(),
+        "python": python_version(),
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
         "git": _git(),
         "cells": len(planned),
@@ -535,7 +641,15 @@ def _manifest(
 def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return platform.machine()
+    return processor()
+
+
+def blas() -> str:
+    """Library behind torch's products of matrices on a CPU, as torch names it."""
+    lines = [line.strip(" -") for line in torch.__config__.show().splitlines()]
+    named = (line for line in lines if "Math Kernel Library" in line)
+    settings = (part for line in lines for part in line.split(", ") if "BLAS_INFO=" in part)
+    return next(named, "") or next(settings, "").rpartition("BLAS_INFO=")[2] or "unknown"
 
 
 def _git() -> dict[str, Any]:

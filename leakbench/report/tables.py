@@ -255,6 +255,13 @@ def _where(manifest: Mapping[str, Any]) -> str:
     commit = git.get("commit") if isinstance(git, dict) else None
     if commit:
         parts.append(f"commit {str(commit)[:12]}")
+    if manifest.get("arithmetic"):
+        parts.append(f"arithmetic {manifest['arithmetic']}")
+    if manifest.get("unit"):
+        parts.append(
+            f"on this machine a result may depend on its neighbours, so chunks of "
+            f"{manifest['unit']} images were done whole"
+        )
     return f"{'; '.join(parts)}." if parts else ""
 
 

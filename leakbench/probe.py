@@ -1,0 +1,224 @@
+"""Does a victim's result depend on who is computed beside it? Tried out on this machine.
+
+Problems are padded to multiples of 8 so that it does not; whether that is enough is decided by the
+kernels of the library at hand. Where they round a row by its neighbours, a chunk as a whole is what
+is reproducible: `runner` then fixes its composition and makes it part of every identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakbench import models
+from leakbench.arithmetic import mode, processor
+from leakbench.contracts import (
+    Attack,
+    Context,
+    Defense,
+    Leak,
+    LeakPoint,
+    Observation,
+    Reconstruction,
+    Replay,
+    Streams,
+    Watch,
+)
+from leakbench.errors import unknown_name
+from leakbench.identity import source_digest
+from leakbench.inversion import match
+from leakbench.optim import LBFGS, with_copies
+from leakbench.simulation import simulator
+from leakbench.streams import VictimStreams, generator
+from leakbench.training import Batch, capture
+
+FORCED = "LEAKBENCH_ROWS"
+"""Environment variable that may say "dependent": believe no probe, take chunks as units."""
+
+GROUPS: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (8,), (10, 8, 3))
+"""Victims solved together: many, one alone, some in another order."""
+
+_ITERATIONS = 12  # past the 9 pairs from which triangular systems were seen to go wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What decides which kernels are used.
+
+    batch_size: examples behind a gradient, over all `local_steps`. dtype: "float32" or "float64".
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    batch_size: int = 1
+    local_steps: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.input_shape))
+        behind = f", {self.batch_size} examples" if self.batch_size > 1 else ""
+        steps = f", {self.local_steps} steps" if self.local_steps > 1 else ""
+        return f"{self.model} on {size}{behind}{steps}, {self.dtype}, {self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """independent: a victim's bits do not depend on neighbours, order or chunk. difference: the
+    largest one found in a reconstruction, relative to the larger of the value and 1; inf where
+    nothing was tried."""
+
+    independent: bool
+    difference: float
+
+
+def rows(shape: Shape) -> Finding:
+    """Attack a few random inputs together, alone and in another order, and compare the bits.
+
+    Takes some tenths of a second; what was found is kept for this processor, torch, arithmetic and
+    code in the user's cache folder.
+
+    Raises:
+        LeakbenchError: `LEAKBENCH_ROWS` is set to anything but "dependent".
+    """
+    if forced := os.environ.get(FORCED):
+        if forced != "dependent":
+            raise unknown_name("value", forced, ("dependent",), FORCED)
+        return Finding(independent=False, difference=float("inf"))
+    return _kept(shape, mode())
+
+
+@cache
+def _kept(shape: Shape, arithmetic: str) -> Finding:
+    """What the cache folder holds, else what is found now; a folder that fails is no cache."""
+    path = _folder() / f"{_key(shape, arithmetic)}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return Finding(**json.loads(path.read_bytes()))
+    found = _tried(shape)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        os.replace(part, path)
+    return found
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "leakbench" / "probes"
+
+
+def _key(shape: Shape, arithmetic: str) -> str:
+    on_gpu = shape.device.startswith("cuda")
+    device = torch.cuda.get_device_name(shape.device) if on_gpu else processor()
+    code = source_digest((), ("leakbench.probe",))
+    parts = (device, torch.__config__.show(), torch.__version__, arithmetic, code, repr(shape))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+# ------------------------------------------------------------------------------ the trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matching(Attack):
+    """L-BFGS from a random start, long enough to fill some history."""
+
+    name: ClassVar[str] = "probe"
+
+    def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+        drawn = streams.uniform("start", (leak.batch_size, *leak.input_shape))
+        return drawn.to(dtype=leak.dtype, device=leak.device)
+
+    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        optimiser = LBFGS(steps=1, max_iter=_ITERATIONS)
+        return match(self, leak, streams, leak.labels, optimiser, watch)
+
+
+def _tried(shape: Shape) -> Finding:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers compute
+    try:
+        results = [_attacked(shape, group) for group in GROUPS]
+    finally:
+        torch.set_num_threads(threads)
+    return compared(GROUPS, results)
+
+
+def compared(groups: Sequence[Sequence[int]], results: Sequence[Tensor]) -> Finding:
+    """How far the results (len(group), ...) of the same victims in several groups are apart."""
+    reference = dict(zip(groups[0], results[0].double(), strict=True))
+    same, difference = True, 0.0
+    for group, found in zip(groups, results, strict=True):
+        for victim, one in zip(group, found.double(), strict=True):
+            other = reference[victim]
+            same = same and torch.equal(one, other)
+            scale = other.abs().clamp(min=1.0)
+            difference = max(difference, float(((one - other) / scale).abs().max()))
+    return Finding(independent=same, difference=difference)
+
+
+def _attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
+    """Reconstructions of these victims, attacked together."""
+    device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
+    model = models.build(shape.model, shape.input_shape, shape.classes)
+    drawn = model.init(generator(0, "probe"), dtype)
+    weights = {name: value.to(device) for name, value in drawn.items()}
+    streams = VictimStreams(0, tuple(("probe", victim) for victim in victims))
+    batch = shape.batch_size
+    inputs = streams.uniform("victim", (batch, *shape.input_shape)).to(device=device, dtype=dtype)
+    of_victims = torch.tensor(victims)[:, None] * batch + torch.arange(batch)
+    labels = (of_victims % shape.classes).to(device)
+    # Every victim is a client of his own, and there are copies, as where trials are captured.
+    steps, point = shape.local_steps, LeakPoint(type=1)
+    parts = [with_copies(values).chunk(steps, dim=1) for values in (inputs, labels)]
+    batches = [Batch(inputs=some, labels=theirs) for some, theirs in zip(*parts, strict=True)]
+    clients = tuple(range(len(batches[0].inputs)))
+    context = Context(batch_size=batch // steps, clients=clients)
+    observed = capture(model, weights, batches, Defense(), context, point)
+    observed = observed.select(slice(len(victims)))
+    observations = (Observation(weights=weights, gradients=observed),)
+    nobody = torch.zeros(len(victims), dtype=torch.int64, device=device)
+    leak = Leak(
+        model=model,
+        observations=observations,
+        simulate=simulator(
+            model, observations, [Replay(defense=Defense())], nobody, point, local_steps=steps
+        ),
+        point=point,
+        batch_size=batch,
+        local_steps=steps,
+        input_shape=shape.input_shape,
+        input_range=(0.0, 1.0),
+        classes=shape.classes,
+        labels=labels,
+    )
+    return _Matching().reconstruct(leak, streams, _unwatched).inputs.cpu()
+
+
+def _unwatched(
+    rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+) -> None:
+    """Nobody looks on."""
+
+
+def summary(findings: Mapping[Shape, Finding]) -> dict[str, float]:
+    """For a manifest: the shapes whose rows depend on each other, and by how much; {} if none.
+
+    A difference that is not known is -1.
+    """
+    return {
+        str(shape): found.difference if found.difference < float("inf") else -1.0
+        for shape, found in findings.items()
+        if not found.independent
+    }
