@@ -149,7 +149,7 @@ def _tried(shape: Shape) -> Finding:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the workers compute
     try:
-        results = [_attacked(shape, group) for group in GROUPS]
+        results = [attacked(shape, group) for group in GROUPS]
     finally:
         torch.set_num_threads(threads)
     return compared(GROUPS, results)
@@ -162,13 +162,13 @@ def compared(groups: Sequence[Sequence[int]], results: Sequence[Tensor]) -> Find
     for group, found in zip(groups, results, strict=True):
         for victim, one in zip(group, found.double(), strict=True):
             other = reference[victim]
-            same = same and torch.equal(one, other)
-            scale = other.abs().clamp(min=1.0)
-            difference = max(difference, float(((one - other) / scale).abs().max()))
+            same = same and bool(((one == other) | (one.isnan() & other.isnan())).all())
+            apart = ((one - other) / other.abs().clamp(min=1.0)).abs().nan_to_num(nan=0.0)
+            difference = max(difference, float(apart.max()))
     return Finding(independent=same, difference=difference)
 
 
-def _attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
+def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
     """Reconstructions of these victims, attacked together."""
     device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
     model = models.build(shape.model, shape.input_shape, shape.classes)
