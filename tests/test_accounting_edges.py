@@ -202,14 +202,15 @@ def test_moments_under_sampling_are_the_integral_at_the_best_order(delta: float)
 
 
 @pytest.mark.parametrize("delta", DELTAS)
-def test_the_tight_accountant_is_between_bounds_or_silent(delta: float) -> None:
-    """Not under what the sum of the outputs shows, not over the same releases without sampling."""
-    for steps, low in ((1, of_one_sampled_step(delta)), (STEPS, no_less_than(delta))):
+def test_the_tight_accountant_is_between_bounds(delta: float) -> None:
+    """Not under what the sum of the outputs shows, and not far above it.
+
+    One step is exact; the sum of ten is not all that they show.
+    """
+    for steps, low, factor in (
+        (1, of_one_sampled_step(delta), 1.0001),
+        (STEPS, no_less_than(delta), 1.12),
+    ):
         found = value("pld", delta, RATE, steps)
-        plain = of_gaussian(math.sqrt(steps) / SIGMA, delta)
-        if found is None:
-            assert delta < 1e-9
-            continue
-        assert float(low) * (1 - 1e-9) <= found <= float(plain) * (1 + 1e-9)
-        if delta >= 1e-9:
-            assert found <= float(low) * (1.003 if steps == 1 else 1.1) + 1e-12
+        assert found is not None
+        assert float(low) * (1 - 1e-9) <= found <= float(low) * factor + 1e-6
