@@ -64,10 +64,11 @@ def make_leak(
     dataset: str = "mnist",
     dtype: torch.dtype = torch.float32,
     looks: int = 1,
+    name: str = "lenet_cpl",
 ) -> Leak:
-    """One example's gradient of each of n real images, on an untrained lenet_cpl."""
+    """One example's gradient of each of n real images, on an untrained network."""
     loaded = data.load(dataset)
-    model = build("lenet_cpl", loaded.input_shape, loaded.classes)
+    model = build(name, loaded.input_shape, loaded.classes)
     weights = model.init(generator(network, "weights"), dtype)
     images, labels = truth(n, dataset)
     seen = capture(
@@ -111,13 +112,13 @@ def errors(result: Reconstruction) -> Tensor:
 # ---------------------------------------------------------------------------- without a defense
 
 
-def test_cpl_recovers_digits_within_30_steps() -> None:
-    """On one weight draw, all of them; the next test has others."""
-    result = attack(CPL(steps=30), make_leak(8, NoDefense(), network=1))
+def test_cpl_recovers_digits_within_8_steps() -> None:
+    """On one weight draw, all of them, after 5 at most; the next test has others."""
+    result = attack(CPL(steps=8), make_leak(8, NoDefense(), network=1))
     assert float(errors(result).max()) < 1e-3
     assert torch.equal(result.labels, truth(8)[1])
     assert bool((result.loss < result.start_loss).all())
-    assert bool((result.steps <= 30).all())
+    assert bool((result.steps <= 8).all())
     assert bool((result.evaluations >= result.steps).all())
 
 
@@ -190,14 +191,15 @@ def test_known_labels_are_used() -> None:
 
 
 def test_clipping_stops_the_naive_attack() -> None:
-    """The plain gradient of no picture is the clipped one: the search runs away."""
-    result = attack(CPL(steps=10), make_leak(8, CLIPPING, network=1))
+    """The plain gradient of no picture is the clipped one: the search runs away, in as many steps
+    as recover every unclipped digit of this network."""
+    result = attack(CPL(steps=8), make_leak(8, CLIPPING, network=1))
     assert int((errors(result) < STRICT).sum()) <= 1
 
 
 def test_replay_recovers_what_was_clipped() -> None:
     leak = make_leak(2, CLIPPING, adaptive=True, network=1)
-    result = attack(CPL(steps=20, line_search=True), leak)
+    result = attack(CPL(steps=8, line_search=True), leak)
     assert int((errors(result) < STRICT).sum()) == 2
 
 
@@ -430,7 +432,7 @@ LISTS = ("candidates", "candidate_labels", "public")
 )
 def test_nobody_reads_what_he_does_not_use(which: Attack, names: tuple[str, ...]) -> None:
     """The result is the same whatever lies there; labels are asked for, and none are granted."""
-    leak = granted(make_leak(2, NoDefense()))
+    leak = granted(make_leak(2, NoDefense(), name="mlp"))
     sealed = attack(which, seal(leak, *names))
     assert torch.equal(sealed.inputs, attack(which, leak).inputs)
 
@@ -464,7 +466,7 @@ def part(leak: Leak, rows: list[int]) -> Leak:
     )
 
 
-@pytest.mark.parametrize("which", [GradInv(steps=12, restarts=2), Candidates()], ids=named)
+@pytest.mark.parametrize("which", [GradInv(steps=6, restarts=2), Candidates()], ids=named)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bits_do_not_depend_on_the_chunk(which: Attack, dtype: torch.dtype) -> None:
     """Every field of the result, for chunks of 1, 3, 5 and 11 victims in any order."""
@@ -583,13 +585,13 @@ def test_idlg_recovers_digits_within_10_steps() -> None:
     assert torch.equal(result.start_inputs, DLG().start(make_leak(4, NoDefense()), streams(4)))
 
 
-def test_gradinv_recovers_digits_within_300_steps() -> None:
-    """On one weight draw; errors of 4e-6 at most were measured."""
-    result = attack(GradInv(steps=300), make_leak(4, NoDefense(), network=1))
+def test_gradinv_recovers_digits_within_200_steps() -> None:
+    """On one weight draw; errors of 6e-5 at most were measured."""
+    result = attack(GradInv(steps=200), make_leak(4, NoDefense(), network=1))
     assert float(errors(result).max()) < 1e-3
     assert bool((result.loss < 1e-3 * result.start_loss).all())
     assert result.status == ("steps",) * 4
-    assert result.steps.tolist() == [300] * 4 and result.evaluations.tolist() == [301] * 4
+    assert result.steps.tolist() == [200] * 4 and result.evaluations.tolist() == [201] * 4
     assert float(result.inputs.min()) >= 0 and float(result.inputs.max()) <= 1
 
 
@@ -619,6 +621,8 @@ def test_gradinv_does_not_mind_flat_clipping() -> None:
 def test_restarts_never_worsen_the_loss(which: Any) -> None:
     """They count all they spend, to the watcher as well, and report the first one's start."""
     leak = make_leak(5, CLIPPING)
+    if not isinstance(which, GradInv):
+        which = replace(which, steps=1)
     alone = [
         attack(replace(which, restarts=1), leak),
         which.reconstruct(leak, _Later(streams(5), 1), look_away),
@@ -626,6 +630,7 @@ def test_restarts_never_worsen_the_loss(which: Any) -> None:
     ]
     losses = torch.stack([run.loss for run in alone])
     winner = torch.where(losses.isnan(), torch.inf, losses).argmin(dim=0)
+    assert len(winner.unique()) > 1
     counted: dict[int, list[list[int]]] = {row: [] for row in range(5)}
 
     def watch(rows: Tensor, *seen: Tensor) -> None:
@@ -877,7 +882,7 @@ def test_analytic_refuses_what_it_cannot_solve() -> None:
 @pytest.mark.parametrize("which", [*GUIDED, Candidates()], ids=named)
 def test_spoilt_gradients_have_a_status(which: Attack, value: float) -> None:
     """Victim 1's whole gradient is `value`; his neighbours do not notice."""
-    leak = granted(make_leak(3, NoDefense()))
+    leak = granted(make_leak(3, NoDefense(), name="mlp"))
 
     def spoil(_: str, tensor: Tensor) -> Tensor:
         tensor = tensor.clone()
