@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from leakbench import identity, plugin_files, registry
+import leakbench.attacks
+from leakbench import cli, identity, plugin_files, registry
+from leakbench.errors import LeakbenchError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,7 +100,7 @@ main()
 """
 
 
-def leakbench(*args: str | Path, cwd: Path, path: Path | None = None) -> tuple[int, str, str]:
+def command(*args: str | Path, cwd: Path, path: Path | None = None) -> tuple[int, str, str]:
     """Exit code, output and errors of the command line, with `path` first on sys.path."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LEAKBENCH_DATA")}
     environment |= {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
@@ -112,7 +115,7 @@ def leakbench(*args: str | Path, cwd: Path, path: Path | None = None) -> tuple[i
 
 def listed(kind: str, cwd: Path, path: Path | None, *more: str) -> dict[str, list[dict[str, Any]]]:
     """Name -> rows of `leakbench list KIND --json`."""
-    code, out, errors = leakbench("list", kind, "--json", *more, cwd=cwd, path=path)
+    code, out, errors = command("list", kind, "--json", *more, cwd=cwd, path=path)
     assert code == (1 if more and '"broken"' in out else 0), errors
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads(out)[kind]:
@@ -162,7 +165,7 @@ def check_it_runs(tmp_path: Path, path: Path) -> None:
     """`mine` against `mydefense` in a suite that knows neither."""
     suite = tmp_path / "tiny.toml"
     suite.write_text(TINY)
-    code, _, errors = leakbench(
+    code, _, errors = command(
         "run", suite, "--attack", "mine", "--defense", "mydefense", "--out", tmp_path / "run",
         "--device", "cpu", "--workers", "1", cwd=tmp_path, path=path,
     )  # fmt: skip
@@ -209,11 +212,11 @@ def test_listing_runs_no_code_of_a_plugin(distribution: Path, tmp_path: Path) ->
 
 
 def test_from_the_repository_root_no_second_copy_is_loaded(tmp_path: Path) -> None:
-    """There `import attacks` would work; every call of `leakbench` here checks that none did."""
+    """There `import attacks` would work; every call of `command` here checks that none did."""
     assert (ROOT / "attacks").is_dir()
     suite = tmp_path / "tiny.toml"
     suite.write_text(TINY)
-    code, _, errors = leakbench("validate", suite, "--device", "cpu", cwd=ROOT)
+    code, _, errors = command("validate", suite, "--device", "cpu", cwd=ROOT)
     assert code == 0, errors
     assert "cpl" in listed("attacks", ROOT, None)
 
@@ -259,28 +262,38 @@ def test_broken_files_are_listed_with_the_reason_and_hide_nothing(
         assert words in row["reason"], stem
     assert rows["folder"][0]["status"] == rows["dangling"][0]["status"] == "broken"
     assert "_private" not in rows
-    code, _, errors = leakbench("doctor", cwd=tmp_path, path=tree)
+    code, _, errors = command("doctor", cwd=tmp_path, path=tree)
     assert code == 1, errors
 
 
-def test_a_broken_plugin_that_is_asked_for_says_why(tree: Path, tmp_path: Path) -> None:
-    folder = tree / "leakbench" / "attacks"
+def test_a_broken_plugin_that_is_asked_for_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, with one folder more to find attacks in."""
+    folder = tmp_path / "attacks"
+    folder.mkdir()
+    monkeypatch.setattr(leakbench.attacks, "__path__", [*leakbench.attacks.__path__, str(folder)])
     (folder / "syntax.py").write_text("def broken(:\n")
     (folder / "raises.py").write_text(ATTACK.format(name="raises") + "\n1 / 0\n")
     (folder / "plain.py").write_text('class Plain:\n    name = "plain"\n')
     (folder / "quits.py").write_text(ATTACK.format(name="quits") + "\nraise SystemExit(0)\n")
     suite = tmp_path / "tiny.toml"
     suite.write_text(TINY)
+    loaded = set(sys.modules)
     for name, words in (
         ("syntax", "SyntaxError"),
         ("raises", "import failed: ZeroDivisionError"),
         ("plain", "class Plain is not a dataclass"),
         ("quits", "import failed: SystemExit"),
     ):
-        code, out, errors = leakbench("validate", suite, "--attack", name, cwd=tmp_path, path=tree)
-        told = [line for line in errors.splitlines() if not line.startswith("second copies")]
-        assert (code, out, len(told)) == (2, "", 1), errors
-        assert name in told[0] and words in told[0]
+        with pytest.raises(LeakbenchError) as told:
+            CliRunner().invoke(
+                cli.app, ["validate", str(suite), "--attack", name], catch_exceptions=False
+            )
+        assert name in str(told.value) and words in str(told.value)
+        assert "\n" not in str(told.value)
+    for name in {f"leakbench.attacks.{path.stem}" for path in folder.iterdir()} - loaded:
+        sys.modules.pop(name, None)
 
 
 def test_a_file_cannot_take_the_name_of_another_one(tree: Path, tmp_path: Path) -> None:
