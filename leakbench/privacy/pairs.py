@@ -44,6 +44,12 @@ class Pair:
         return self.size * self.apart
 
     @property
+    def summand(self) -> float:
+        """Largest number in the logarithm of a chance, which is off by its rounding."""
+        n = self.size
+        return 0.0 if n == 1 else n * (math.log(n) + 1 - math.log(self.rate))
+
+    @property
     def largest_loss(self) -> float:
         """Of any release; inf where there is none."""
         if self.kind != "add" or self.rate == 1:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -29,25 +27,13 @@ from leakbench.privacy.events import (
     grouped,
 )
 from leakbench.privacy.gdp import epsilon_of_mu, mu_of_events
-from leakbench.privacy.pairs import Floats, Pair, masses_and_losses, outline
+from leakbench.privacy.loss_grid import Grid, choose_grid, log_hockey
+from leakbench.privacy.pairs import Floats, Pair, masses_and_losses
 
 _FARTHEST = 1000.0  # stds; epsilons beyond say nothing, and are not worth their grids
 _ROUNDING = 2.0**-50  # eight times what one operation may be off by
-_LOST = 1e-6  # of delta: what is left out and counted as certain loss
-_BESIDE = 16.0  # e^-16 may lie outside the grid
-_FINENESS = 0.02  # spacing of the grid / std of a tilted step
+_LOST = 1e-6  # of delta: what is left out, of the steps and above the grid, is no more each
 _NOTHING = -100.0  # ln of a coefficient that is left out
-_SHORTEST, _LONGEST = 2**13, 2**21  # points of the grid
-_MOST_CELLS = 2**17  # of the grid that one step covers
-
-# Tilts at which every pair's cumulants are known: a bracket for the one that is chosen.
-_TILTS = np.concatenate(
-    [-np.exp2(np.arange(40.0, -11.0, -1.0)), [0.0], np.exp2(np.arange(-10.0, 40.25, 0.5))]
-)
-_LEAST_TILT = 2.0**-10
-_LEAST_EXTENT = 1e-290
-_FINER = np.exp2(np.arange(-0.5, 0.51, 1 / 16))
-_MOST_TILTED = 1e6  # tilt times a step's range of losses: rounding of it is relative
 
 
 def epsilon(
@@ -122,46 +108,32 @@ def _pairs(
     return pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Grid:
-    """Where the composed loss is looked for: `length` points, a multiple of `spacing` each.
-
-    first: index of the lowest. tilt: s. above: another tilt, which bounds the mass above the grid.
-    """
-
-    spacing: float
-    first: int
-    length: int
-    tilt: float
-    above: float
-
-
 def _epsilon(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
     """Epsilon of one direction."""
     steps = sum(count for _, count in pairs)
     # Five tails a step is the most that `masses_and_losses` leaves out.
     tail = math.ceil(-float(ndtri_exp(math.log(_LOST / 5) + math.log(delta) - math.log(steps))))
-    grid = _grid(pairs, delta, steps, tail)
+    grid = choose_grid(pairs, delta, steps, tail)
     composed = _compose(pairs, grid, tail)
-    log_delta = math.log(delta)
+    s, log_delta = grid.tilt, math.log(delta)
 
     # All relative to delta: tiny ones need no tiny numbers.
     highest = grid.spacing * (grid.first + grid.length - 1)
-    beyond = composed.cumulant_above - grid.above * highest + composed.relative - log_delta
-    allowed = 1 - _LOST - math.exp(min(beyond, 1.0))
-    if allowed <= 0:
-        return math.inf
-    room = log_delta + math.log(allowed) - composed.relative
-    s = grid.tilt
+    relative = composed.relative - _ROUNDING * log_delta
+    relative += _ROUNDING * (s + grid.above) * max(abs(highest), grid.length * grid.spacing)
     # Chernoff's bound: (1 - e^(epsilon - x))+ is at most s^s / (1 + s)^(s + 1) e^(s (x - epsilon)).
-    rough = (composed.cumulant + float(_log_hockey(s)) - room) / s
+    room = log_delta + math.log1p(-2 * _LOST) - relative
+    rough = (composed.cumulant + float(log_hockey(s)) - room) / s
+    beyond = composed.cumulant_above - grid.above * highest + relative - log_delta
+    if not beyond < math.log(_LOST):  # only where there are too many steps for a grid
+        return max(0.0, rough) + composed.shift
 
     indices = grid.first + np.arange(grid.length)
     kept = indices >= max(0.0, rough - 400) / grid.spacing  # e^400 can still be multiplied
     losses = grid.spacing * indices[kept]
     if len(losses) == 0:
         return max(0.0, rough) + composed.shift
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         masses = composed.tilted[kept] * np.exp(composed.cumulant - room - s * losses)
         # delta(x_j) = (1 - e^-h) sum over m >= j of e^(x_j - x_m) P(X > x_m): nothing cancels.
         at_least = np.cumsum(masses[::-1])[::-1]
@@ -181,91 +153,6 @@ def _epsilon(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
     return min(found, max(0.0, rough)) * (1 + _ROUNDING) + composed.shift
 
 
-def _log_hockey(s: Any) -> Any:
-    """ln of the largest e^(-s x) (1 - e^-x) over x > 0."""
-    return s * np.log(s) - (s + 1) * np.log1p(s)
-
-
-def _grid(pairs: Sequence[tuple[Pair, int]], delta: float, steps: int, tail: int) -> _Grid:
-    """Tilt and grid from the steps' cumulants, K(t) = ln E e^(t loss); sound whatever they are."""
-    log_delta = math.log(delta)
-    coarse = [(_coarse(pair, tail), count) for pair, count in pairs]
-    extent = max(max(part.extent for part, _ in coarse), _LEAST_EXTENT)
-    usable = np.abs(_TILTS) <= max(_MOST_TILTED / extent, _LEAST_TILT)
-    tilts = _TILTS[usable]
-    cumulants = np.zeros(len(tilts))
-    for part, count in coarse:
-        cumulants += count * part.cumulants[usable]
-    positive = tilts > 0
-
-    def chernoff(tilts: Floats, cumulants: Floats) -> Floats:
-        result: Floats = (cumulants + _log_hockey(tilts) - log_delta) / tilts
-        return result
-
-    finer = _FINER * tilts[positive][chernoff(tilts[positive], cumulants[positive]).argmin()]
-    closer = np.zeros(len(finer))
-    for part, count in coarse:
-        closer += count * part.at(finer)
-    best = min(max(int(chernoff(finer, closer).argmin()), 1), len(finer) - 2)
-    s = float(finer[best])
-    slopes = np.diff(closer[best - 1 : best + 2]) / np.diff(finer[best - 1 : best + 2])
-    variance = 2 * float(slopes[1] - slopes[0]) / float(finer[best + 1] - finer[best - 1])
-
-    tilts = np.concatenate([tilts, finer])
-    cumulants = np.concatenate([cumulants, closer])
-    upper, lower = tilts > s * (1 + 1e-9), tilts < s * (1 - 1e-9)
-    # Chernoff's bounds again: of the tilted distribution only e^-_BESIDE is outside on either side,
-    # of the untilted one e^-_BESIDE of delta above.
-    rest = cumulants - closer[best]
-    low = float(((rest[lower] + _BESIDE) / (tilts - s)[lower]).max())
-    high = float(((rest[upper] + _BESIDE) / (tilts - s)[upper]).min())
-    high = max(high, float(((cumulants - log_delta + _BESIDE)[upper] / tilts[upper]).min()))
-    width = max(high - low, 1e-300)
-    spacing = max(_FINENESS * math.sqrt(max(variance, 0.0) / steps), width / (_LONGEST - 4))
-    spacing = max(min(spacing, width / (_SHORTEST - 4)), extent / _MOST_CELLS)
-    # Indices must stay whole numbers, also where all losses are the same.
-    farthest = max(abs(high), *(float(np.abs(part.losses).max()) for part, _ in coarse))
-    spacing = max(spacing, farthest * 1e-12)
-    # Tilts beyond 1 / spacing see the grid.
-    upper &= tilts <= max(1 / spacing, 2 * s)
-    above = float(tilts[upper][(cumulants - tilts * high)[upper].argmin()])
-    length = 2 ** math.ceil(math.log2(max(width / spacing + 3, _SHORTEST)))
-    return _Grid(
-        spacing=spacing,
-        first=math.floor(high / spacing) + 2 - length,
-        length=length,
-        tilt=s,
-        above=above,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Coarse:
-    """One step in few points. cumulants: K at `_TILTS`; extent: range of the losses."""
-
-    logs: Floats
-    losses: Floats
-    cumulants: Floats
-    extent: float
-
-    def at(self, tilts: Floats) -> Floats:
-        """K at each tilt."""
-        return _log_sum(self.logs + tilts[:, None] * self.losses)
-
-
-@lru_cache(maxsize=2**12)
-def _coarse(pair: Pair, tail: int) -> _Coarse:
-    logs, losses = outline(pair, tail)
-    cumulants = _log_sum(logs + _TILTS[:, None] * losses)
-    return _Coarse(logs, losses, cumulants, float(losses.max() - losses.min()))
-
-
-def _log_sum(logs: Floats) -> Floats:
-    top = logs.max(axis=-1, keepdims=True)
-    result: Floats = np.log(np.exp(logs - top).sum(axis=-1)) + top[..., 0]
-    return result
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Composed:
     """Distribution of the sum of all losses.
@@ -282,7 +169,7 @@ class _Composed:
     shift: float
 
 
-def _compose(pairs: Sequence[tuple[Pair, int]], grid: _Grid, tail: int) -> _Composed:
+def _compose(pairs: Sequence[tuple[Pair, int]], grid: Grid, tail: int) -> _Composed:
     """One Fourier transform a pair, one back.
 
     In a transform of 2^n numbers each result is a sum of the inputs times n factors, every product
@@ -295,8 +182,8 @@ def _compose(pairs: Sequence[tuple[Pair, int]], grid: _Grid, tail: int) -> _Comp
     alive = np.arange(size)
     log_size, angle, wrong = np.zeros(size), np.zeros(size), np.zeros(size)
     cumulant = cumulant_above = relative = shift = 0.0
-    for pair, count in pairs:
-        step = _step(pair, grid, tail)
+    for pair, steps in pairs:
+        step, count = _step(pair, grid, tail), float(steps)
         spectrum = np.fft.rfft(step.tilted)[alive]
         largest = np.abs(spectrum) + off
         log_size += count * np.log(largest)
@@ -311,10 +198,11 @@ def _compose(pairs: Sequence[tuple[Pair, int]], grid: _Grid, tail: int) -> _Comp
         kept = log_size > _NOTHING
         alive, log_size, angle, wrong = alive[kept], log_size[kept], angle[kept], wrong[kept]
     product = np.zeros(size, complex)
-    product[alive] = np.exp(log_size + 1j * angle)
-    tilted = np.fft.irfft(product, grid.length)
-    # The half that is computed stands for all coefficients. Those left out are no larger than this.
-    error = 2 * float((np.exp(log_size) * (wrong + off)).sum()) / grid.length
+    with np.errstate(over="ignore", invalid="ignore"):  # after more than 1e15 steps
+        product[alive] = np.exp(log_size + 1j * angle)
+        tilted = np.fft.irfft(product, grid.length)
+        # The half that is computed stands for all; those left out are no larger than what is added.
+        error = 2 * float((np.exp(log_size) * (wrong + off)).sum()) / grid.length
     error += math.exp(min(_NOTHING + relative, 0.0))
     return _Composed(
         tilted=np.maximum(np.roll(tilted, -(grid.first % grid.length)) + error, 0.0),
@@ -325,7 +213,7 @@ def _compose(pairs: Sequence[tuple[Pair, int]], grid: _Grid, tail: int) -> _Comp
     )
 
 
-def _step(pair: Pair, grid: _Grid, tail: int) -> _Composed:
+def _step(pair: Pair, grid: Grid, tail: int) -> _Composed:
     """One step on the grid, modulo its length; the names mean the same as for all of them.
 
     A mass at loss l goes to the grid's points a <= l <= a + h in the shares that keep its mass
@@ -336,21 +224,24 @@ def _step(pair: Pair, grid: _Grid, tail: int) -> _Composed:
     cells = np.floor(losses / h)
     share = np.expm1(-h * np.clip(losses / h - cells, 0.0, 1.0)) / math.expm1(-h)
     exponents = logs + s * h * cells
-    top = float(exponents.max())
-    lower = np.exp(exponents - top)
-    upper = lower * share * math.exp(s * h)
-    lower *= 1 - share
+    top = float(exponents.max()) + s * h
+    upper = np.exp(exponents + (s * h - top))
+    lower = upper * (1 - share) * math.exp(-s * h)
+    upper *= share
     index = cells.astype(np.int64) % grid.length
     tilted = np.bincount(index, lower, grid.length)
     tilted += np.roll(np.bincount(index, upper, grid.length), 1)
     total = float(tilted.sum())
-    with np.errstate(divide="ignore"):
-        split = np.logaddexp(np.log1p(-share), np.log(share) + grid.above * h)
+    far = logs + grid.above * h * cells
+    farthest = float(far.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        above = float((np.exp(far - farthest) * (1 + share * np.expm1(grid.above * h))).sum())
     extent = float(np.abs(losses).max()) + h
     return _Composed(
         tilted=tilted / total,
         cumulant=top + math.log(total),
-        cumulant_above=float(_log_sum(logs + grid.above * h * cells + split)),
-        relative=_ROUNDING * ((tail + pair.reach) ** 2 + (s + grid.above) * extent),
-        shift=_ROUNDING * (pair.reach * (tail + pair.reach) + extent),
+        cumulant_above=farthest + math.log(above),
+        relative=_ROUNDING
+        * (4 * (tail + pair.reach) ** 2 + (s + grid.above) * extent + pair.summand),
+        shift=_ROUNDING * (pair.reach * (tail + pair.reach) + extent + pair.summand),
     )
