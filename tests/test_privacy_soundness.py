@@ -470,6 +470,16 @@ def test_points_of_a_step_carry_all_mass_between_any_two_lines(
         assert float(other[beyond].sum()) == pytest.approx(q, rel=1e-11, abs=1e-15)
 
 
+def test_what_hardly_ever_happens_to_a_group_is_left_out_of_it() -> None:
+    size, rate, apart, tail = 40, 0.1, 0.3, 3.0
+    logs, losses = pairs.masses_and_losses(pairs.Pair("add", apart, rate, size), tail, 0.01)
+    chances = [math.comb(size, k) * rate**k * (1 - rate) ** (size - k) for k in range(size + 1)]
+    kept = [(k, c) for k, c in enumerate(chances) if c > ndtr(-tail) / (size + 1)]
+    assert 1e-5 < 1 - sum(c for _, c in kept) < ndtr(-tail)
+    expected = sum(c * (ndtr(tail - k * apart) - ndtr(-tail - k * apart)) for k, c in kept)
+    assert np.exp(logs - losses).sum() == pytest.approx(expected, rel=1e-10)
+
+
 @pytest.mark.parametrize("counts", [(10_000, 3), (1, 1), (1_000_000, 40_000), (7, 2000)])
 def test_every_composed_mass_is_at_least_the_one_without_rounding(counts: tuple[int, int]) -> None:
     steps = [
