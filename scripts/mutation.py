@@ -53,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "privacy/events": _ACCOUNTS,
     "privacy/gdp": ("gdp", *_ACCOUNTS, "privacy_tables"),
     "privacy/inverse": ("budgets", *_ACCOUNTS),
-    "privacy/observers": (*_ACCOUNTS, "promises"),
+    "privacy/observers": ("observers", *_ACCOUNTS, "promises"),
     "privacy/presets": (*_ACCOUNTS, "privacy_tables"),
     "privacy/rdp": (*_ACCOUNTS, "privacy_tables"),
     "privacy/tables": ("privacy_tables",),

@@ -1,0 +1,84 @@
+"""What a server and an eavesdropper are promised, look by look, against the closed form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from leakbench.privacy.events import Sampling
+from leakbench.privacy.observers import NoiseConvention, account
+
+DELTA = 1e-5
+SIGMA, BATCH, RATE, STEPS = 3.0, 16, 0.01, 250  # q T is 2.5: an example takes part twice
+
+
+def exact(mu: float) -> float:
+    """Epsilon of a Gaussian release (Balle and Wang 2018, Theorem 8)."""
+
+    def excess(loss: float) -> float:
+        low, high = norm.cdf(mu / 2 - loss / mu), norm.cdf(-mu / 2 - loss / mu)
+        return float(low - math.exp(loss) * high) - DELTA
+
+    return float(brentq(excess, 0, 200, xtol=1e-12))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+@pytest.mark.parametrize(
+    ("convention", "gain"), [("sum", 1.0), ("mean", 16.0), ("per_example", 4.0)]
+)
+@pytest.mark.parametrize(("tensors", "observations"), [(1, None), (2, 1), (4, 9)])
+def test_every_look_is_a_gaussian_release(
+    tensors: int,
+    observations: int | None,
+    convention: NoiseConvention,
+    gain: float,
+    sampling: Sampling,
+) -> None:
+    results = account(
+        noise_multiplier=SIGMA, sampling_rate=RATE, steps=STEPS, delta=DELTA, accountants=("gdp",),
+        tensors=tensors, unit="layer", convention=convention, batch_size=BATCH, sampling=sampling,
+        observations=observations,
+    )  # fmt: skip
+    found = {(r.observer, r.relation, r.observations): r.epsilon for r in results}
+    looks = 2 if observations is None else observations
+    release = math.sqrt(tensors) / SIGMA
+    expected: dict[tuple[str, str, int | None], float | None] = {
+        ("model", relation, None): None for relation in ("add_remove", "replace_one")
+    }
+    for k in {1, looks}:
+        root = math.sqrt(k)
+        # A batch of fixed size takes another example in for the one that leaves it.
+        once = 2 if sampling == "fixed_size" else 1
+        expected["server", "add_remove", k] = exact(once * root * release / gain)
+        expected["server", "replace_one", k] = exact(2 * root * release / gain)
+        if convention == "per_example":
+            expected["type2", "add_remove", k] = exact(root * release)
+            expected["type2", "replace_one", k] = exact(2 * root * release)
+    if convention != "per_example":
+        for relation in ("add_remove", "replace_one"):
+            expected["type2", relation, None] = None
+    assert found.keys() == expected.keys()
+    for key, number in expected.items():
+        assert found[key] == (number if number is None else pytest.approx(number, rel=1e-9)), key
+    for result in results:
+        clipped = result.assumptions[0]
+        if tensors == 1:
+            assert clipped == "sensitivity C: the gradient is clipped as a whole"
+        else:
+            told = f"{tensors} layers clipped to C apart"
+            assert clipped == f"sensitivity sqrt({tensors}) C: {told}"
+        if result.observer != "type2":
+            at_release = f"{gain * SIGMA / math.sqrt(tensors):.6g}"
+            assert f"noise multiplier {at_release} at the release" in result.assumptions[1]
+
+
+@pytest.mark.parametrize(("steps", "looks"), [(1, 1), (49, 1), (149, 1), (151, 2), (1000, 10)])
+def test_looks_are_as_many_as_an_example_takes_part_in(steps: int, looks: int) -> None:
+    """q T, to the next whole number, and not less than one."""
+    results = account(
+        noise_multiplier=SIGMA, sampling_rate=RATE, steps=steps, delta=DELTA, accountants=("gdp",)
+    )
+    assert {r.observations for r in results if r.observer == "server"} == {1, looks}
