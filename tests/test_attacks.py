@@ -466,6 +466,7 @@ def part(leak: Leak, rows: list[int]) -> Leak:
     )
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("which", [GradInv(steps=6, restarts=2), Candidates()], ids=named)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bits_do_not_depend_on_the_chunk(which: Attack, dtype: torch.dtype) -> None:

@@ -337,6 +337,7 @@ def test_a_gradient_that_is_not_shown_leaks_nothing() -> None:
 # ---------------------------------------------------------------------------- trials, arguments
 
 
+@pytest.mark.independent_rows
 def test_results_do_not_depend_on_how_many_trials_run_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -520,6 +520,7 @@ def test_clients_are_drawn_evenly_without_replacement() -> None:
     assert len(pairs) == 15 and stats.chisquare(list(pairs.values())).pvalue > 1e-3
 
 
+@pytest.mark.independent_rows
 def test_what_a_client_does_depends_on_no_other_client() -> None:
     few, many = replace(IID, clients_a_round=2), replace(IID, clients_a_round=5)
     shares = partition(LABELS, IID, generator(SEED, "partition", *AXES))

@@ -263,6 +263,7 @@ def test_pooling_of_odd_sides_and_of_equal_pixels(sides: tuple[int, int]) -> Non
     assert_all_close(per_example(model, weights, inputs, labels, stacked=True), expected)
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("data_set", [*DATA, "few pixels"])
 def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch.dtype) -> None:

@@ -160,6 +160,7 @@ def test_a_head_without_bias_shows_its_rows(size: int, monkeypatch: pytest.Monke
     assert share(infer(leak, streams(20)), labels) >= 0.9
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("name", ["cnn2", "mlp"])
 def test_labels_do_not_depend_on_the_chunk(name: str) -> None:
     images, labels = batches(11, 8)

@@ -16,16 +16,18 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import identity, registry, runner
+from leakbench import arithmetic, cli, identity, probe, registry, runner
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
 from leakbench.names import Grant
 from leakbench.records import Key, Record, Run
 from leakbench.runner import Outcome
 from leakbench.suite import Plan, resolve
+from leakbench.trials import Chunk
 
 TINY = """
 schema = 1
@@ -81,6 +83,8 @@ victims = 5
 snapshots = [1]
 """
 CELLS, TRIALS = 4, 4 * 5
+PIECE = 5
+"""Images a chunk of the runs that are compared with each other."""
 
 
 @pytest.fixture
@@ -124,11 +128,11 @@ def images(folder: Path) -> dict[Key, Any]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run of the tiny suite: one worker, chunks of ten trials."""
+    """The folder of an uninterrupted run of the tiny suite: one worker, small chunks."""
     folder = tmp_path_factory.mktemp("reference")
     path = folder / "tiny.toml"
     path.write_text(TINY, encoding="utf-8")
-    outcome = run(resolve(str(path)), folder / "run")
+    outcome = run(resolve(str(path)), folder / "run", chunk_size=PIECE)
     assert (outcome.planned, outcome.ran, outcome.errors) == (TRIALS, TRIALS, 0)
     return folder / "run"
 
@@ -139,19 +143,21 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_suite_is_a_no_op(suite: str, reference: Path) -> None:
     before = (reference / "records.jsonl").read_bytes()
     files = sorted(path.name for path in (reference / "reconstructions").iterdir())
-    outcome = run(resolve(suite), reference)
+    outcome = run(resolve(suite), reference, chunk_size=PIECE)
     assert (outcome.planned, outcome.present, outcome.ran) == (TRIALS, TRIALS, 0)
     assert (reference / "records.jsonl").read_bytes() == before
     assert sorted(path.name for path in (reference / "reconstructions").iterdir()) == files
 
 
-@pytest.mark.parametrize("size", [1, 7, 8])
+@pytest.mark.independent_rows
+@pytest.mark.parametrize("size", [1, 7, 128])
 def test_chunks_change_no_byte(suite: str, reference: Path, tmp_path: Path, size: int) -> None:
     run(resolve(suite), tmp_path / "run", chunk_size=size)
     assert results(tmp_path / "run") == results(reference)
     assert images(tmp_path / "run") == images(reference)
 
 
+@pytest.mark.independent_rows
 def test_the_order_of_the_plan_changes_no_byte(suite: str, reference: Path, tmp_path: Path) -> None:
     plan = resolve(suite)
     run(dataclasses.replace(plan, cells=plan.cells[::-1]), tmp_path / "run")
@@ -159,6 +165,7 @@ def test_the_order_of_the_plan_changes_no_byte(suite: str, reference: Path, tmp_
     assert images(tmp_path / "run") == images(reference)
 
 
+@pytest.mark.independent_rows
 def test_two_workers_change_no_byte(suite: str, tmp_path: Path) -> None:
     settings = ["profiles.quick.victims=1"]  # a chunk each for naive and adaptive
     plan = resolve(suite, attack="start_image", defense="dp", settings=settings)
@@ -168,6 +175,7 @@ def test_two_workers_change_no_byte(suite: str, tmp_path: Path) -> None:
     assert images(tmp_path / "2") == images(tmp_path / "1")
 
 
+@pytest.mark.independent_rows
 @pytest.mark.slow
 def test_two_workers_change_no_byte_of_a_real_attack(
     suite: str, reference: Path, tmp_path: Path
@@ -178,6 +186,7 @@ def test_two_workers_change_no_byte_of_a_real_attack(
 
 
 @pytest.mark.slow
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("size", [1, 7, 8, 128])
 def test_workers_and_chunks_change_no_byte_of_a_longer_run(
@@ -195,6 +204,7 @@ def test_workers_and_chunks_change_no_byte_of_a_longer_run(
     assert images(tmp_path / "run") == images(tmp_path / "reference")
 
 
+@pytest.mark.independent_rows
 def test_more_victims_and_networks_keep_what_is_there(
     suite: str, reference: Path, tmp_path: Path
 ) -> None:
@@ -212,7 +222,7 @@ def test_more_victims_and_networks_keep_what_is_there(
 
 def command(suite: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """A real `leakbench run`, small chunks, so that it can be stopped between them."""
-    args = ["run", suite, "--out", str(folder), "--device", "cpu", "--chunk", "2", *more]
+    args = ["run", suite, "--out", str(folder), "--device", "cpu", "--chunk", str(PIECE), *more]
     return subprocess.Popen(
         [sys.executable, "-m", "leakbench.cli", *args],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(suite).parent,
@@ -282,7 +292,7 @@ def test_a_killed_run_goes_on_where_it_was(
     assert 0 < len(kept) < TRIALS
     if sys.platform == "linux":
         assert gone(workers_left), "workers outlive the run that started them"
-    outcome = run(resolve(suite), folder)
+    outcome = run(resolve(suite), folder, chunk_size=PIECE)
     assert outcome.present == len(kept)
     assert outcome.ran == TRIALS - len(kept)
     assert results(folder) == results(reference)
@@ -313,7 +323,7 @@ def test_a_signal_ends_a_run_with_code_3_and_keeps_its_state(
     kept = results(folder)
     assert 0 < len(kept) < TRIALS
     assert all(record == results(reference)[key] for key, record in kept.items())
-    outcome = run(resolve(suite), folder)
+    outcome = run(resolve(suite), folder, chunk_size=PIECE)
     assert (outcome.present, outcome.torn_bytes) == (len(kept), 0)
     assert results(folder) == results(reference)
 
@@ -508,8 +518,13 @@ def test_a_defense_that_fails_harms_its_own_cells_only(
     assert {record["status"] for record in rows["mine"]} == {"error"}
     for record in rows["mine"]:
         assert record["reason"] and "\n" not in record["reason"]
-    sound = [record for record in results(tmp_path / "run").values() if record["status"] != "error"]
-    assert sound == list(results(tmp_path / "alone").values())
+    # Who is in the plan may be part of the identity.
+    sound, alone = (
+        [r | {"identity": ""} for r in results(tmp_path / folder).values() if r["status"] == "ok"]
+        for folder in ("run", "alone")
+    )
+    assert sound == alone
+    assert len(alone) == 4
 
 
 def test_only_what_failed_is_tried_again(suite: str, tmp_path: Path, drop_in: DropIn) -> None:
@@ -689,3 +704,103 @@ def test_plugins_are_known_by_name_only() -> None:
         text = (root / f"{module}.py").read_text()
         for name in names:
             assert f'"{name}"' not in text, (module, name)
+
+
+# ------------------------------------------------------------------------------ chunks as units
+
+
+@pytest.fixture
+def dependent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that rounds by how many problems there are; the probe is told what to find."""
+    solve = torch.linalg.solve_triangular
+
+    def by_number(triangles: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
+        found: torch.Tensor = solve(triangles, values, **options)
+        return found * (1 + len(triangles) * torch.finfo(found.dtype).eps)
+
+    monkeypatch.setattr(torch.linalg, "solve_triangular", by_number)
+    monkeypatch.setenv(probe.FORCED, "dependent")
+
+
+def without(folder: Path, victims: set[int]) -> None:
+    """Take these victims' lines out of the records, as a kill would have left them unwritten."""
+    path = folder / "records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(li for li in lines if json.loads(li)["victim"] not in victims))
+
+
+@pytest.mark.usefixtures("dependent")
+def test_chunks_are_done_again_whole_where_rows_depend(suite: str, tmp_path: Path) -> None:
+    plan = resolve(suite)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(plan, whole, chunk_size=8)
+    run(plan, cut, chunk_size=8)
+    without(cut, {1, 4})
+    seen: list[runner.Progress] = []
+    outcome = run(plan, cut, chunk_size=8, report=seen.append)
+    assert (outcome.present, outcome.ran) == (12, 8)
+    done = [progress.work for progress in seen]
+    assert {len(work.trials) for work in done if isinstance(work, Chunk)} == {8, 2}
+    assert results(cut) == results(whole)
+    assert images(cut) == images(whole)
+    assert run(plan, cut, chunk_size=8).ran == 0
+
+
+@pytest.mark.usefixtures("dependent")
+def test_the_machine_of_these_tests_does_round_by_neighbours(suite: str, tmp_path: Path) -> None:
+    """Else the test above would show nothing."""
+    plan = resolve(suite, defense="none", settings=["profiles.quick.victims=3"])
+    for size in (1, 10):
+        run(plan, tmp_path / str(size), chunk_size=size)
+    assert list(images(tmp_path / "1").values()) != list(images(tmp_path / "10").values())
+
+
+@pytest.mark.usefixtures("dependent")
+def test_who_is_in_a_chunk_is_part_of_what_a_result_is(suite: str) -> None:
+    def named(unit: int | None, **asked: Any) -> set[str]:
+        platform = runner.platform_of("cpu", unit)
+        planned = runner.plan_cells(resolve(suite, **asked), None, platform)
+        return {name for cell in planned for name in cell.identities}
+
+    first = named(8)
+    assert first == named(8)
+    assert not first & named(7)
+    assert not first & named(8, settings=["profiles.quick.victims=6"])
+    assert not first & named(8, defense="dp")  # the others in its chunks are gone
+    assert named(None) > named(None, defense="dp")
+    assert named(None) == named(None, settings=["profiles.quick.victims=6"])
+
+
+@pytest.mark.usefixtures("dependent")
+def test_manifest_and_report_say_that_chunks_are_units(suite: str, tmp_path: Path) -> None:
+    run(resolve(suite), tmp_path / "run", chunk_size=4)
+    manifest = Run(tmp_path / "run").manifest()
+    assert manifest["unit"] == 4
+    assert manifest["dependent_rows"] == {"cnn2 on 1x28x28, float32, cpu": -1.0}
+    _, text = cli_report(tmp_path / "run")
+    assert "so chunks of 4 images were done whole" in text
+    assert f"{TRIALS} of {TRIALS} planned trials have a result" in text
+
+
+@pytest.mark.independent_rows
+def test_manifest_names_the_machine(reference: Path) -> None:
+    manifest = Run(reference).manifest()
+    assert manifest["unit"] is None and manifest["dependent_rows"] == {}
+    assert manifest["arithmetic"] == arithmetic.mode()
+    assert manifest["processor"] == arithmetic.processor() != ""
+    assert manifest["blas"] != "unknown"
+    assert "chunks of" not in cli_report(reference)[1]
+
+
+@pytest.mark.parametrize("other", ["fast", "MKL_CBWR=AUTO"])
+def test_other_arithmetic_makes_a_new_cell(suite: str, other: str) -> None:
+    plan = resolve(suite)
+    platform = dataclasses.replace(runner.platform_of("cpu"), arithmetic=other)
+    elsewhere = {n for cell in runner.plan_cells(plan, None, platform) for n in cell.identities}
+    assert not identities(plan) & elsewhere
+
+
+def cli_report(folder: Path) -> tuple[int, str]:
+    """`leakbench report` of a run."""
+    done = CliRunner().invoke(cli.app, ["report", str(folder)])
+    return done.exit_code, done.output

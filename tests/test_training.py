@@ -343,6 +343,7 @@ def test_batch_gradient_is_the_mean_of_the_examples(stacked: bool, full: bool, s
     close(examples.tensors, whole.tensors, 1e-12)
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["lenet_cpl", "cnn2"])
 @pytest.mark.parametrize("data_set", ["mnist", "cifar10"])
@@ -527,6 +528,7 @@ def test_gradients_without_examples_count_for_nothing() -> None:
     assert bool(flat[0].any()) and not bool(flat[1].any())
 
 
+@pytest.mark.independent_rows
 def test_a_replay_does_not_depend_on_how_many_victims_it_has() -> None:
     """Hooks see copies up to a multiple of 8: a lone victim is rounded like one among others."""
     digits = data.load("mnist")

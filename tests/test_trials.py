@@ -356,6 +356,7 @@ def same_alone(plan: Plan, folder: Path, *sizes: int) -> dict[Key, Record]:
     return together
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("point", ["type 0", "type 1", "type 2, batch"])
 def test_a_batch_alone_is_the_same_as_among_others(
     batches: str, tmp_path: Path, point: str
@@ -365,6 +366,7 @@ def test_a_batch_alone_is_the_same_as_among_others(
     assert len(together) == 2 * 4  # smaller chunks than a batch do not cut it
 
 
+@pytest.mark.independent_rows
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_a_batch_alone_is_the_same_as_among_others_for_longer(
