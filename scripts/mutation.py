@@ -44,7 +44,7 @@ from cosmic_ray.work_item import MutationSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_ACCOUNTS = ("privacy_account", "privacy_accountants", "accounting_edges")
+_ACCOUNTS = ("observers", "orders", "privacy_account", "privacy_accountants", "accounting_edges")
 TESTS: dict[str, tuple[str, ...]] = {
     "privacy/account": _ACCOUNTS,
     "privacy/bisection": ("bisection", *_ACCOUNTS),
@@ -53,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "privacy/events": _ACCOUNTS,
     "privacy/gdp": ("gdp", *_ACCOUNTS, "privacy_tables"),
     "privacy/inverse": ("budgets", *_ACCOUNTS),
-    "privacy/observers": ("observers", *_ACCOUNTS, "promises"),
+    "privacy/observers": (*_ACCOUNTS, "promises"),
     "privacy/presets": (*_ACCOUNTS, "privacy_tables"),
     "privacy/rdp": (*_ACCOUNTS, "privacy_tables"),
     "privacy/tables": ("privacy_tables",),

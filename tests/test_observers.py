@@ -82,3 +82,53 @@ def test_looks_are_as_many_as_an_example_takes_part_in(steps: int, looks: int) -
         noise_multiplier=SIGMA, sampling_rate=RATE, steps=steps, delta=DELTA, accountants=("gdp",)
     )
     assert {r.observations for r in results if r.observer == "server"} == {1, looks}
+
+
+# ---------------------------------------------------------------------------- what is said
+
+
+def said(rate: float, sampling: Sampling, group_size: int = 1) -> dict[tuple[str, str], str]:
+    """All sentences about the final model by (level, relation)."""
+    results = account(
+        noise_multiplier=20.0, sampling_rate=rate, steps=10, delta=DELTA, accountants=("pld",),
+        sampling=sampling, group_size=group_size,
+    )  # fmt: skip
+    return {
+        (r.level, r.relation): "; ".join(r.assumptions) for r in results if r.observer == "model"
+    }
+
+
+@pytest.mark.parametrize(
+    ("rate", "sampling", "sentence"),
+    [
+        (0.1, "poisson", "Poisson sampling, and the observer does not see who takes part"),
+        (0.1, "fixed_size", "a fixed number is drawn without replacement"),
+        (0.1, "none", "no sampling"),
+        (1.0, "poisson", "no sampling"),
+        (1.0, "fixed_size", "no sampling"),
+    ],
+)
+def test_the_sampling_is_said(rate: float, sampling: Sampling, sentence: str) -> None:
+    replaced = "bound for replacing one example in batches drawn without replacement"
+    for told in said(rate, sampling).values():
+        assert sentence in told
+        assert ("no sampling" in told) == (sentence == "no sampling")
+        assert (replaced in told) == (sampling == "fixed_size" and rate < 1)
+        assert "examples of a client" not in told and "in every batch" not in told
+
+
+def test_a_group_is_said_where_it_counts() -> None:
+    told = said(0.1, "poisson", group_size=3)
+    group, always = (
+        "for all 3 examples of a client together",
+        "as if all of them were in every batch",
+    )
+    assert {key: (group in text, always in text) for key, text in told.items()} == {
+        ("instance", "add_remove"): (False, False),
+        ("instance", "replace_one"): (False, False),
+        ("client", "add_remove"): (True, False),
+        ("client", "replace_one"): (True, True),
+    }
+    assert {key for key, text in told.items() if "billboard lemma" in text} == {
+        ("client", "add_remove"), ("client", "replace_one"),
+    }  # fmt: skip
