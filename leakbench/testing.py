@@ -120,7 +120,7 @@ def check_attack(attack: Attack) -> None:
     _check_class(attack, Attack)
     if "steps" in {item.name for item in dataclasses.fields(cast(Any, attack))}:
         attack = cast(Attack, dataclasses.replace(cast(Any, attack), steps=2))
-    offer = _accepted(attack)
+    offer, alone = _accepted(attack)
     leak, counter = _leak(range(3), offer)
     before = _copies(leak)
     random_state = torch.random.get_rng_state()
@@ -140,22 +140,25 @@ def check_attack(attack: Attack) -> None:
         _require(steps == sorted(steps), f"watch got steps {steps} of victim {row} out of order")
     again = attack.reconstruct(_leak(range(3), offer)[0], _streams(range(3)), _Watching())
     _require(_same(result, again), "two runs on the same leak and streams differ")
-    _check_neighbours(attack, offer)
+    _check_neighbours(attack, offer, alone, result)
     start = attack.start(leak, _streams(range(3)))
     if start is not None:
         _require(torch.equal(start, result.start_inputs), "start() is not where the attack began")
 
 
-def _check_neighbours(attack: Attack, offer: _Offer) -> None:
-    """A victim alone and among others: bit for bit, or as near as the machine lets anybody be.
+def _check_neighbours(
+    attack: Attack, offer: _Offer, alone: Reconstruction, together: Reconstruction
+) -> None:
+    """Victim 1 alone and among others: bit for bit, or as near as the machine lets anybody be.
 
     Where the probe finds that bits depend on neighbours whoever computes, the attack runs in
     float64, and a difference counts that is beyond a thousand times the probe's own there.
     """
     exact = _rows_of(offer, "float32").independent
-    offer = replace(offer, dtype="float32" if exact else "float64")
-    together = attack.reconstruct(_leak(range(3), offer)[0], _streams(range(3)), _Watching())
-    alone = attack.reconstruct(_leak([1], offer)[0], _streams([1]), _Watching())
+    if not exact:
+        offer = replace(offer, dtype="float64")
+        together = attack.reconstruct(_leak(range(3), offer)[0], _streams(range(3)), _Watching())
+        alone = attack.reconstruct(_leak([1], offer)[0], _streams([1]), _Watching())
     one, other = alone.inputs[0].double(), together.inputs[1].double()
     if exact:
         holds = torch.equal(one, other)
@@ -195,8 +198,10 @@ class _Offer:
 OFFERS = (_Offer(), _Offer(granted=True), _Offer(model="mlp"))
 
 
-def _accepted(attack: Attack) -> _Offer:
-    """The first offer that the attack does not refuse: some need grants, some a dense first layer.
+def _accepted(attack: Attack) -> tuple[_Offer, Reconstruction]:
+    """The first offer that the attack does not refuse, and what it makes of victim 1 alone.
+
+    Some attacks need grants, some a dense first layer.
 
     Raises:
         LeakbenchError: the attack's own, if it refuses all.
@@ -204,11 +209,11 @@ def _accepted(attack: Attack) -> _Offer:
     refusals = []
     for offer in OFFERS:
         try:
-            attack.reconstruct(_leak([0], offer)[0], _streams([0]), _Watching())
+            alone = attack.reconstruct(_leak([1], offer)[0], _streams([1]), _Watching())
         except LeakbenchError as error:
             refusals.append(error)
         else:
-            return offer
+            return offer, alone
     raise refusals[0]
 
 
