@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, cast
 
@@ -64,8 +66,14 @@ def _built_in(kind: Kind) -> Iterator[Plugin]:
             yield from scan(f"leakbench.{kind}.{path.stem}", path, f"leakbench ({path.name})")
 
 
+@cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What the distributions on `path`, which is `sys.path`, bring: each has a file to read."""
+    return tuple(entry_points(group=group))
+
+
 def _installed(kind: Kind) -> Iterator[Plugin]:
-    for point in entry_points(group=f"leakbench.{kind}"):
+    for point in _entry_points(f"leakbench.{kind}", tuple(sys.path)):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         module = re.split("[:[]", point.value)[0].strip()
         path = locate(module)
