@@ -6,9 +6,10 @@ usage: mutation.py [-n PLACES] [--seed N] [--all] [--out FILE] [MODULE ...]
 MODULE is a key of TESTS below, such as "privacy/gdp"; all of them by default. Cosmic Ray makes the
 mutants; from each module `-n` places are drawn, and at each place one of its mutants, so that a `*`
 that can become nine other operators counts no more than a number that can become two. Annotations
-are left out: nothing runs there. Every mutant is tried by the tests that ran its line, shortest
-first, in a fork of a process that has loaded the libraries, on a copy of the working tree. At the
-end it prints the survivors as diffs and a table. Nothing in the working tree is written.
+and the options of dataclasses are left out: no number comes from there. Every mutant is tried by
+the tests that ran its line, shortest first, in a fork of a process that has loaded the libraries,
+on a copy of the working tree, where nothing is written. At the end it prints the survivors as diffs
+and a table.
 
 Needs the extra `mutation`. A few seconds a mutant; one that survives takes as long as all tests of
 its module, one that never ends five times as long as those of its line.
@@ -181,7 +182,7 @@ def tried(
 
 def mutants_of(path: Path) -> dict[tuple[int, int, str], list[MutationSpec]]:
     """Line, column and kind of operator -> the mutants there."""
-    spans = list(annotations(ast.parse(path.read_text())))
+    spans = list(left_out(ast.parse(path.read_text())))
     found = defaultdict(list)
     with use_db(":memory:") as work:
         init([path], work, {})
@@ -193,12 +194,15 @@ def mutants_of(path: Path) -> dict[tuple[int, int, str], list[MutationSpec]]:
     return found
 
 
-def annotations(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations begin and end."""
+def left_out(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where annotations and the options of dataclasses begin and end."""
     for node in ast.walk(tree):
-        for name in ("annotation", "returns"):
-            if (note := getattr(node, name, None)) is not None:
-                yield (note.lineno, note.col_offset), (note.end_lineno, note.end_col_offset)
+        parts = [getattr(node, name, None) for name in ("annotation", "returns")]
+        if isinstance(node, ast.ClassDef):
+            parts += [one for one in node.decorator_list if "dataclass" in ast.unparse(one)]
+        for part in parts:
+            if part is not None:
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
 def covering(path: Path, mutant: MutationSpec, lines: Lines, names: Iterable[str]) -> set[str]:
