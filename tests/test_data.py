@@ -692,6 +692,7 @@ def test_prepare_refuses_a_wrong_checksum_and_missing_archives(
 @pytest.mark.parametrize(
     "content",
     [b"no archive", gzip.compress(b"no tar"), tar_bytes({}), tar_bytes({"a": b"b"})[:-20]],
+    ids=["no archive", "no tar", "empty", "cut"],  # the bytes of an archive hold the time
 )
 @pytest.mark.parametrize("name", ["cifar10", "lfw"])
 def test_prepare_says_when_an_archive_makes_no_sense(
