@@ -139,7 +139,7 @@ class QuantileClip(Defense):
             return promise
         if counted == 0:
             said = "one look: the bounds of later rounds tell the counts, which are not in it"
-            return replace(promise, assumptions=(said,))
+            return replace(promise, single_look=True, assumptions=(said,))
         if self.count_noise == 0:
             return Guarantee(level="none", reason="the counts are released without noise")
         count_mu = 0.5 / (self.count_noise * setting.batch_size)

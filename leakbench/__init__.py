@@ -6,11 +6,9 @@ will use, so import it before torch where bits matter (see `leakbench.arithmetic
 
 from typing import Any
 
-from leakbench.arithmetic import settle
+import leakbench.arithmetic  # noqa: F401  settles it
 
 __all__ = ["__version__"]
-
-settle()
 
 
 def __getattr__(name: str) -> Any:

@@ -29,21 +29,31 @@ PORTABLE = {
 
 _FAST = "fast"
 _CHOICES = ("portable", _FAST)
-_set_here: set[str] = set()
+_OURS = "LEAKBENCH_SETTLED"
+"""Names, in the environment, of the variables that leakbench has set, for child processes too."""
 
 
-def settle() -> None:
+def settle() -> dict[str, str]:
     """Set what `LEAKBENCH_ARITHMETIC` asks for, unless torch is loaded, which reads it only once.
 
     Called when leakbench is imported, so before any module of it imports torch, in worker processes
-    too. What `mode` refuses counts as "portable" here: an import is no place for a sentence.
+    too: they find what their parent computes with. What `mode` refuses counts as "portable" here:
+    an import is no place for a sentence.
+
+    Returns:
+        The variables that hold, as `mode` names them.
     """
-    if os.environ.get(CHOICE) == _FAST or "torch" in sys.modules or not has_avx2():
-        return
-    for name, value in PORTABLE.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            _set_here.add(name)
+    if "torch" in sys.modules:
+        if any(os.environ.get(name) is None for name in PORTABLE):
+            os.environ[CHOICE] = _FAST  # else worker processes would settle for something else
+    elif os.environ.get(CHOICE) == _FAST:
+        _take_back()
+    elif has_avx2():
+        ours = [name for name in PORTABLE if name not in os.environ]
+        os.environ.update({name: PORTABLE[name] for name in ours})
+        if ours:
+            os.environ[_OURS] = " ".join(ours)
+    return {name: os.environ[name] for name in PORTABLE if os.environ.get(name)}
 
 
 def choose_fast() -> None:
@@ -55,30 +65,32 @@ def choose_fast() -> None:
     if "torch" in sys.modules:
         raise LeakbenchError(f"arithmetic: torch is loaded already; set {CHOICE}=fast before that")
     os.environ[CHOICE] = _FAST
-    for name in _set_here:
+    _HOLDS.clear()
+    _HOLDS.update(settle())
+
+
+def _take_back() -> None:
+    for name in os.environ.pop(_OURS, "").split():
         os.environ.pop(name, None)
-    _set_here.clear()
 
 
 def mode() -> str:
     """The arithmetic of this process, as identities and manifests name it.
 
     "portable"; "fast"; where the user has set something else, these settings; and the name of the
-    architecture where there is nothing to hold (no x86-64, or no AVX2).
+    architecture where there is nothing to hold (no x86-64, or no AVX2), with the user's settings.
 
     Raises:
         LeakbenchError: `LEAKBENCH_ARITHMETIC` is neither "portable" nor "fast".
     """
     if (choice := os.environ.get(CHOICE, "")) not in ("", *_CHOICES):
         raise unknown_name("value", choice, _CHOICES, CHOICE)
-    if not has_avx2():
-        return platform.machine().lower()
-    found = {name: os.environ[name] for name in PORTABLE if os.environ.get(name)}
-    if not found:
-        return _FAST
-    if found == PORTABLE:
+    if has_avx2() and _HOLDS == PORTABLE:
         return "portable"
-    return " ".join(f"{name}={value}" for name, value in found.items())
+    settings = [f"{name}={value}" for name, value in _HOLDS.items()]
+    if not has_avx2():
+        return " ".join([platform.machine().lower(), *settings])
+    return " ".join(settings) or _FAST
 
 
 def has_avx2() -> bool:
@@ -104,3 +116,7 @@ def _about(key: str) -> str:
         return ""
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for name, _, value in pairs if name.strip() == key), "")
+
+
+_HOLDS = settle()
+"""What was settled when this module was imported: later changes of the environment reach nobody."""

@@ -225,7 +225,9 @@ def run(
     workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")] = 0,
     chunk: Annotated[
         int,
-        typer.Option(min=1, help="Victims solved together; changes no result, see `doctor`."),
+        typer.Option(
+            min=1, help="Victims solved together; changes no result, unless `doctor` says so."
+        ),
     ] = 128,
     attack: AttackOption = None,
     defense: DefenseOption = None,
@@ -544,7 +546,7 @@ def doctor() -> None:
 
     import torch
 
-    from leakbench import probe, registry, runner
+    from leakbench import probe, registry
     from leakbench.data.catalog import data_root, describe
 
     print(f"python      {platform.python_version()}")
@@ -553,8 +555,8 @@ def doctor() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     print(f"cores       {os.cpu_count()} (one torch thread a worker; OMP_NUM_THREADS {threads})")
     print(f"processor   {arithmetic.processor()}")
-    print(f"blas        {runner.blas()}")
-    print(f"arithmetic  {arithmetic.mode()}: {_arithmetic_means()}")
+    print(f"blas        {probe.blas()}")
+    print(f"arithmetic  {probe.arithmetic()}: {_arithmetic_means()}")
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"cuda        {cuda}")
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
@@ -583,16 +585,19 @@ def _arithmetic_means() -> str:
         "portable": "the same bits on every x86-64 with AVX2 (and the same torch)",
         "fast": "the same bits on processors of one family only",
     }
-    return promises.get(arithmetic.mode(), "the same bits on processors of one family at least")
+    from leakbench import probe
+
+    return promises.get(probe.arithmetic(), "the same bits on processors of one family")
 
 
 def _rows_mean(shape: probe.Shape, found: probe.Finding) -> str:
     """What a probe found, in a sentence."""
     if found.independent:
         return f"independent of each other ({shape}): a trial can be done again by itself"
+    apart = f", up to {found.difference:.1g} apart" if math.isfinite(found.difference) else ""
     return (
-        f"dependent on each other ({shape}), up to {found.difference:.1g} apart: chunks are done "
-        "again as a whole, and --chunk is part of what a run is"
+        f"dependent on each other ({shape}){apart}: chunks are done again as a whole, and --chunk "
+        "is part of what a run is"
     )
 
 
@@ -671,12 +676,15 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining
     try:
         asked = [manifest[k] for k in ("suite", "profile", "attack", "defense", "settings")]
         device = manifest["device"]
-        kernels, unit = manifest["arithmetic"], manifest["unit"]
+        kernels, unit, release = (manifest[k] for k in ("arithmetic", "unit", "torch"))
     except KeyError as error:
-        raise LeakbenchError(f"{store.folder}: its newest manifest has no {error}") from None
+        raise LeakbenchError(
+            f"{store.folder}: its newest manifest has no {error}, so another leakbench made it; "
+            "`leakbench run` does it again, report.md there is of then"
+        ) from None
     suite, profile, attack, defense, settings = asked
     texts = [suite, profile, *(x for x in (attack, defense) if x is not None)]
-    texts.append(kernels)
+    texts += [kernels, release]
     sound = isinstance(settings, list) and all(isinstance(x, str) for x in [*texts, *settings])
     sound = sound and (unit is None or isinstance(unit, int))
     if not sound or device not in ("cpu", "cuda"):
@@ -686,7 +694,7 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining
     from leakbench.data.catalog import data_root
 
     # As where the records were made, which may have been elsewhere.
-    made = runner.Platform(device=device, arithmetic=kernels, unit=unit)
+    made = runner.Platform(device=device, arithmetic=kernels, torch=release, unit=unit)
     planned = runner.plan_cells(plan, data_root(), made)
     trained = runner.plan_trainings(plan, data_root(), made)
     records = store.records()

@@ -194,8 +194,8 @@ def search(
     outcome = runner.run(plan, folder, root=root, device=device, workers=workers, report=report)
     if outcome.interrupted:
         return Search(outcome=outcome, choices=())
-    planned = runner.plan_cells(plan, root, device)
-    trained = runner.plan_trainings(plan, root, device)
+    planned = runner.plan_cells(plan, root, outcome.platform)
+    trained = runner.plan_trainings(plan, root, outcome.platform)
     choices = select(plan, planned, trained, Run(folder).records(), rule=rule)
     return Search(outcome=outcome, choices=choices)
 

@@ -605,6 +605,7 @@ class Guarantee:
         (`Setting.refills`) that is half of the way from one example to another.
     sensitivity, noise_std: at the release, in the same units; their ratio is mu.
     unit, tensors: norm clipped ("tensor": each of M tensors apart, sensitivity sqrt(M) C).
+    single_look: whether it does not compose: a second observation tells more than its own share.
     assumptions: sentences an accountant must repeat.
     """
 
@@ -615,6 +616,7 @@ class Guarantee:
     noise_std: float | None = None
     unit: Literal["tensor", "layer", "flat"] = "flat"
     tensors: int = 1
+    single_look: bool = False
     assumptions: tuple[str, ...] = ()
 
     @property

@@ -45,7 +45,7 @@ from leakbench.training import Batch, capture
 FORCED = "LEAKBENCH_ROWS"
 """Environment variable that may say "dependent": believe no probe, take chunks as units."""
 
-GROUPS: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (8,), (10, 8, 3))
+GROUPS: tuple[tuple[int, ...], ...] = (tuple(range(19)), (8,), (17, 8, 3))
 """Victims solved together: many, one alone, some in another order."""
 
 _ITERATIONS = 12  # past the 9 pairs from which triangular systems were seen to go wrong
@@ -96,13 +96,13 @@ def rows(shape: Shape) -> Finding:
         if forced != "dependent":
             raise unknown_name("value", forced, ("dependent",), FORCED)
         return Finding(independent=False, difference=float("inf"))
-    return _kept(shape, mode())
+    return _kept(shape, arithmetic())
 
 
 @cache
-def _kept(shape: Shape, arithmetic: str) -> Finding:
+def _kept(shape: Shape, kernels: str) -> Finding:
     """What the cache folder holds, else what is found now; a folder that fails is no cache."""
-    path = _folder() / f"{_key(shape, arithmetic)}.json"
+    path = _folder() / f"{_key(shape, kernels)}.json"
     with suppress(OSError, ValueError, TypeError):
         return Finding(**json.loads(path.read_bytes()))
     found = _tried(shape)
@@ -115,15 +115,29 @@ def _kept(shape: Shape, arithmetic: str) -> Finding:
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # An account without a home keeps nothing, in a folder that is not there.
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "leakbench" / "probes"
 
 
-def _key(shape: Shape, arithmetic: str) -> str:
+def arithmetic() -> str:
+    """`arithmetic.mode`; only MKL does what it is asked, so another BLAS is named as well."""
+    return mode() if torch.backends.mkl.is_available() else f"{mode()}, {blas()}"
+
+
+def blas() -> str:
+    """Library behind torch's products of matrices on a CPU, as torch names it."""
+    lines = [line.strip(" -") for line in torch.__config__.show().splitlines()]
+    named = (line for line in lines if "Math Kernel Library" in line)
+    settings = (part for line in lines for part in line.split(", ") if "BLAS_INFO=" in part)
+    return next(named, "") or next(settings, "").rpartition("BLAS_INFO=")[2] or "unknown"
+
+
+def _key(shape: Shape, kernels: str) -> str:
     on_gpu = shape.device.startswith("cuda")
     device = torch.cuda.get_device_name(shape.device) if on_gpu else processor()
     code = source_digest((), ("leakbench.probe",))
-    parts = (device, torch.__config__.show(), torch.__version__, arithmetic, code, repr(shape))
+    parts = (device, torch.__config__.show(), torch.__version__, kernels, code, repr(shape))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from leakbench import models, probe, registry
-from leakbench.arithmetic import mode, processor
+from leakbench.arithmetic import processor
 from leakbench.contracts import Guarantee, Setting, Weights, observer_of
 from leakbench.data import load
 from leakbench.data.catalog import look_up
@@ -57,12 +57,32 @@ CHUNK = 128
 bits do not depend on its neighbours (`leakbench.probe`)."""
 
 _ASKED = (
-    "suite", "profile", "attack", "defense", "settings", "device", "arithmetic", "unit", "skipped",
+    "suite", "profile", "attack", "defense", "settings", "skipped",
+    "device", "arithmetic", "torch", "unit",
 )  # fmt: skip
 """Fields of a manifest that a report is made from."""
 
 Report = Callable[["Progress"], None]
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What of a machine decides bits, and so belongs to every identity.
+
+    device: its type, "cpu" or "cuda". arithmetic: as `probe.arithmetic`. torch: its release. unit:
+    images a chunk may hold where a chunk as a whole is what is reproducible; None where a victim
+    is.
+    """
+
+    device: str
+    arithmetic: str
+    torch: str
+    unit: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """For an identity and for a manifest."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +148,7 @@ class Outcome:
     """How a run went: trials and trainings planned, already there, run now, skipped, in error.
 
     changed: whether the folder now holds, or is asked for, something else than before.
+    platform: what identities were made with.
     """
 
     planned: int
@@ -138,28 +159,17 @@ class Outcome:
     torn_bytes: int
     interrupted: bool
     changed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    """What of a machine decides bits, and so belongs to every identity.
-
-    device: its type, "cpu" or "cuda". arithmetic: as `arithmetic.mode`. unit: images a chunk may
-    hold where a chunk as a whole is what is reproducible; None where a victim is.
-    """
-
-    device: str
-    arithmetic: str
-    unit: int | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """For an identity and for a manifest."""
-        return {"device": self.device, "arithmetic": self.arithmetic, "unit": self.unit}
+    platform: Platform
 
 
 def platform_of(device: str, unit: int | None = None) -> Platform:
     """This process on `device`."""
-    return Platform(device=torch.device(device).type, arithmetic=mode(), unit=unit)
+    return Platform(
+        device=torch.device(device).type,
+        arithmetic=probe.arithmetic(),
+        torch=torch.__version__.partition("+")[0],
+        unit=unit,
+    )
 
 
 def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, float]:
@@ -189,32 +199,10 @@ def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[
     platform: where records were or will be made; a device stands for this process on it.
     """
     where = platform_of(platform) if isinstance(platform, str) else platform
-    groups = _groups(plan.cells)
-    return [_planned(plan, cell, root, where, groups) for cell in plan.cells]
+    return [_planned(plan, cell, root, where) for cell in plan.cells]
 
 
-Groups = Mapping[str, tuple[str, ...]]
-"""What cells share that are solved together -> their specs, in the plan's order."""
-
-
-def _groups(cells: Sequence[Cell]) -> Groups:
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        found.setdefault(_shared(cell), []).append(canonical(cell.spec()))
-    return {shared: tuple(specs) for shared, specs in found.items()}
-
-
-def _shared(cell: Cell) -> str:
-    """Data, model, weights and attack of a cell: cells with the same are solved together."""
-    spec = cell.spec()
-    if not cell.federation:  # else the defense has made the weights
-        del spec["defense"], spec["defense_parameters"]
-    return canonical(spec)
-
-
-def _planned(
-    plan: Plan, cell: Cell, root: Path | None, platform: Platform, groups: Groups
-) -> PlannedCell:
+def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> PlannedCell:
     available = look_up(cell.dataset).sample_counts[0]
     if plan.victims * plan.networks > available:
         raise LeakbenchError(
@@ -255,7 +243,7 @@ def _planned(
         **platform.facts(),
     }
     if platform.unit is not None:  # then who else is in the chunk decides bits
-        spec |= {"together": groups[_shared(cell)], "victims": plan.victims}
+        spec["victims"] = plan.victims
     identities = []
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
@@ -265,6 +253,8 @@ def _planned(
     guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
     all_mu = [guarantee.mu for guarantee in guarantees]
     known = [mu for mu in all_mu if mu is not None]
+    if len(guarantees) > 1 and any(guarantee.single_look for guarantee in guarantees):
+        known = []
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),
@@ -332,8 +322,7 @@ def _planned_training(
     spec = cell.spec() | {
         "data": data.checksum,
         "source": source_digest((plugin,) if plugin else (), TRAININGS),
-        "device": platform.device,
-        "arithmetic": platform.arithmetic,
+        **replace(platform, unit=None).facts(),
     }
     identities = []
     for number in range(plan.utility_networks):
@@ -367,13 +356,16 @@ def chunks(
 ) -> list[Chunk]:
     """Trials left, grouped so that cells that share data, weights and attack share chunks.
 
-    most: images in a chunk, but for a larger batch. whole: chunks are cut from all planned trials,
-    whatever is left of them, and done again as a whole. Costly chunks come first, so that workers
-    end together.
+    most: images in a chunk, but for a larger batch. whole: chunks are cut from all planned trials
+    of one cell, whatever is left of them, and done again as a whole; a row that fails, or is not
+    asked for, then changes no other. Costly chunks come first, so that workers end together.
     """
     groups: dict[str, list[PlannedCell]] = {}
     for cell in planned:
-        groups.setdefault(_shared(cell.cell), []).append(cell)
+        spec = cell.cell.spec()
+        if not (whole or cell.cell.federation):  # else the defense has made the weights
+            del spec["defense"], spec["defense_parameters"]
+        groups.setdefault(canonical(spec), []).append(cell)
     made = []
     for cells in groups.values():
         each = cells[0].cell.images_a_gradient
@@ -443,6 +435,7 @@ def run(
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
+    plan_cells(plan, root, device)  # its mistakes show before anything is tried out
     dependent = dependent_rows(plan, root, device)
     platform = platform_of(device, chunk_size if dependent else None)
     planned = plan_cells(plan, root, platform)
@@ -492,6 +485,7 @@ def run(
         skipped=skipped,
         errors=errors,
         changed=bool(manifest),
+        platform=platform,
         torn_bytes=writer.torn,
         interrupted=interrupted,
     )
@@ -627,7 +621,7 @@ def _manifest(
         "dependent_rows": dict(dependent),
         "device_name": _device_name(device),
         "processor": processor(),
-        "blas": blas(),
+        "blas": probe.blas(),
         "started": datetime.now(UTC).isoformat(),
         "python": python_version(),
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
@@ -642,14 +636,6 @@ def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor()
-
-
-def blas() -> str:
-    """Library behind torch's products of matrices on a CPU, as torch names it."""
-    lines = [line.strip(" -") for line in torch.__config__.show().splitlines()]
-    named = (line for line in lines if "Math Kernel Library" in line)
-    settings = (part for line in lines for part in line.split(", ") if "BLAS_INFO=" in part)
-    return next(named, "") or next(settings, "").rpartition("BLAS_INFO=")[2] or "unknown"
 
 
 def _git() -> dict[str, Any]:

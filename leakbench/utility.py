@@ -225,8 +225,12 @@ def _privacy(
     if not events:
         reason = promise.reason or "the defense states no releases"
         spent = dataclasses.replace(spent, epsilon=None, level="none", reason=reason)
+    found = spent.as_dict()
+    if found["epsilon"] is not None:
+        # numpy's last digits are the processor's; they must not make two records of one result.
+        found["epsilon"] = float(f"{found['epsilon']:.12g}")
     return {
-        **spent.as_dict(),
+        **found,
         "sampling": setting.sampling,
         "flags": _flags(promise, setting) if events else [],
         "events": [dataclasses.asdict(event) for event in events],

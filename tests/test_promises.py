@@ -519,3 +519,30 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_settings_of_a_training(changes: Any, said: str) -> None:
     with pytest.raises(LeakbenchError, match=f"^setting: {said}"):
         Setting(**({"batch_size": 4} | changes))
+
+
+def test_a_tap_in_a_later_step_is_charged_as_the_batch_mean_it_also_sees() -> None:
+    """With one example a batch, the tap on it and the tap on the mean see the same."""
+    weights = {f"w{i}": torch.zeros(3) for i in range(6)}
+    setting = Setting(batch_size=1, examples=1, local_steps=5, iteration=4)
+    found = {
+        observer: account_defense(
+            DPBaseline(clip=4.0, noise_multiplier=6.0), weights, setting, 1e-5,
+            observers=(observer,),
+        )[0].epsilon
+        for observer in ("type2", "type2_batch")
+    }  # fmt: skip
+    assert found["type2"] == pytest.approx(found["type2_batch"])
+
+
+def test_several_looks_at_quantile_clipping_have_no_epsilon() -> None:
+    """The bounds of a later round tell the counts of an earlier one, which no look has in it."""
+    weights = {"w": torch.zeros(3)}
+    results = account_defense(
+        QuantileClip(count_noise=0.0), weights, Setting(batch_size=8), 1e-5,
+        observers=("type2",), observations=10,
+    )  # fmt: skip
+    assert [result.observations for result in results if result.epsilon is not None] == [1, 1]
+    refused = [result for result in results if result.epsilon is None]
+    assert len(refused) == 2
+    assert all("one look" in result.reason for result in refused)

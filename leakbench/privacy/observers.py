@@ -165,7 +165,8 @@ def account_defense(
         event = release(promise)
         events = defense.events(weights, setting) if observer == "model" else ()
         notes = promise.assumptions
-        summed = promise.level == "instance" and observer != "type2"
+        # A later tap tells of the sums of the steps before it.
+        summed = promise.level == "instance" and (observer != "type2" or setting.iteration > 0)
         if event is not None and summed and setting.refills and promise.relation == "add_remove":
             event, notes = replace(event, sampling="fixed_size"), (*notes, _REFILLED)
         # One for adding or removing holds for replacing too, at twice the distance; not conversely.
@@ -176,9 +177,11 @@ def account_defense(
         elif observer == "model":
             results += _of_model(events, delta, accountants, notes, relations, promise.level)
         else:
-            results += _of_looks(
-                event, observer, delta, observations, notes, relations, promise.level
-            )
+            looks = 1 if promise.single_look else observations
+            results += _of_looks(event, observer, delta, looks, notes, relations, promise.level)
+            if looks < observations:
+                reason = "the promise is about one look: further ones tell more than their share"
+                results += _none(observer, delta, reason, notes)
     return tuple(results)
 
 
