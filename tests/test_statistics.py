@@ -497,6 +497,13 @@ def test_verdicts_on_a_printed_error_of_two(low: float, high: float, verdict: st
     assert ratio_verdict(2.0e-7, Interval(low * 1e-7, low * 1e-7, high * 1e-7)) == verdict
 
 
+def test_verdicts_on_printed_rates_of_none_and_all() -> None:
+    assert rate_verdict(1.0, Interval(0.95, 0.9, 1.0)) == "reproduced"
+    assert rate_verdict(1.0, Interval(0.95, 0.89, 1.0)) == "inconclusive"
+    assert rate_verdict(0.0, Interval(0.05, 0.0, 0.1)) == "reproduced"
+    assert rate_verdict(0.0, Interval(0.5, 0.11, 0.9)) == "not reproduced"
+
+
 def test_a_quick_run_is_inconclusive_not_safe() -> None:
     assert rate_verdict(0.0, rate_interval([[False] * 8], level=0.9)) == "inconclusive"
     assert rate_verdict(0.0, rate_interval([[False] * 50], level=0.9)) == "reproduced"
