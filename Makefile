@@ -23,7 +23,7 @@ export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-slow lint format bench suite-table3 clean FORCE
+.PHONY: help install test test-slow test-modes lint format bench suite-table3 clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,20 @@ test: $(STAMP) ## run the tests that take seconds
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	@$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+# Other kernels stand in for other processors; the last mode is a machine that rounds rows by their
+# neighbours.
+MODES := LEAKBENCH_ARITHMETIC=portable MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2,STRICT \
+  LEAKBENCH_ARITHMETIC=fast \
+  LEAKBENCH_ARITHMETIC=fast,ATEN_CPU_CAPABILITY=avx2,ONEDNN_MAX_CPU_ISA=AVX2 \
+  LEAKBENCH_ROWS=dependent
+
+test-modes: $(STAMP) ## run the tests under other arithmetic (ARGS: which; MODES: under which)
+	@for mode in $(MODES); do \
+	  case "$$mode" in *=*,*=*) settings=$$(echo "$$mode" | tr , ' ');; *) settings=$$mode;; esac; \
+	  echo "=== $$settings"; \
+	  env $$settings $(PYTEST) -m "not slow and not gpu" $(ARGS) || exit 1; \
+	done
 
 lint: $(STAMP) ## ruff, and mypy on the package as it is installed
 	$(BIN)/ruff check .
