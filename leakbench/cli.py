@@ -115,7 +115,7 @@ FastOption = Annotated[
     bool,
     typer.Option(
         "--fast",
-        help="Let the libraries choose their kernels: up to 20 % faster, other bits elsewhere.",
+        help="Let the libraries choose their kernels: a little faster, other bits elsewhere.",
     ),
 ]
 SetOption = Annotated[
