@@ -79,6 +79,7 @@ format: $(STAMP) ## put the code into ruff's format
 bench: $(STAMP) ## measure how fast attacks and training run (ARGS: what both know)
 	$(BIN)/python benchmarks/attack.py $(ARGS)
 	$(BIN)/python benchmarks/training.py $(ARGS)
+	$(BIN)/python benchmarks/arithmetic.py
 
 suite-table3: suite-tifs_table3 ## short for suite-tifs_table3
 

@@ -145,17 +145,19 @@ def _key(shape: Shape, kernels: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Matching(Attack):
+class Matching(Attack):
     """L-BFGS from a random start, long enough to fill some history."""
 
     name: ClassVar[str] = "probe"
+    steps: int = 1
+    max_iter: int = _ITERATIONS
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         drawn = streams.uniform("start", (leak.batch_size, *leak.input_shape))
         return drawn.to(dtype=leak.dtype, device=leak.device)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        optimiser = LBFGS(steps=1, max_iter=_ITERATIONS)
+        optimiser = LBFGS(steps=self.steps, max_iter=self.max_iter)
         return match(self, leak, streams, leak.labels, optimiser, watch)
 
 
@@ -184,6 +186,12 @@ def compared(groups: Sequence[Sequence[int]], results: Sequence[Tensor]) -> Find
 
 def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
     """Reconstructions of these victims, attacked together."""
+    leak, streams = leak_of(shape, victims)
+    return Matching().reconstruct(leak, streams, _unwatched).inputs.cpu()
+
+
+def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
+    """What leaks of random inputs, the same for a victim whoever is with it, and their streams."""
     device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
     model = models.build(shape.model, shape.input_shape, shape.classes)
     drawn = model.init(generator(0, "probe"), dtype)
@@ -217,7 +225,7 @@ def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
         classes=shape.classes,
         labels=labels,
     )
-    return _Matching().reconstruct(leak, streams, _unwatched).inputs.cpu()
+    return leak, streams
 
 
 def _unwatched(

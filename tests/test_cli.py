@@ -467,7 +467,7 @@ def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
         (
             "manifests/x.json",
             b'{"started": "9999", "suite": 5, "profile": [], "attack": null, "defense": null,'
-            b' "settings": 3, "device": "cpu"}',
+            b' "settings": 3, "device": "cpu", "arithmetic": 1, "torch": "2", "unit": null}',
             "manifest is damaged",
         ),
     ):

@@ -586,7 +586,7 @@ def test_nothing_is_chosen_after_an_interrupt(
 ) -> None:
     stopped = Outcome(
         planned=9, present=0, ran=4, skipped=0, errors=0, torn_bytes=0, interrupted=True,
-        changed=True,
+        changed=True, platform=runner.platform_of("cpu"),
     )  # fmt: skip
     monkeypatch.setattr(runner, "run", lambda *_, **__: stopped)
     found = cloak.search(plan, tmp_path / "run", root=None)
