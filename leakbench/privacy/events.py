@@ -98,7 +98,7 @@ def grouped(events: Iterable[PrivacyEvent]) -> tuple[Group, ...]:
         sampling = "none" if rate == 1 and event.sampling == "poisson" else event.sampling
         key = (float(event.noise_multiplier), float(rate), sampling)
         steps[key] = steps.get(key, 0) + int(event.steps)
-    return tuple(sorted(Group(*key, count) for key, count in steps.items()))
+    return tuple(Group(*key, count) for key, count in sorted(steps.items()))
 
 
 def check_count(name: str, value: float) -> None:
