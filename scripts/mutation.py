@@ -12,7 +12,7 @@ on a copy of the working tree, where nothing is written. At the end it prints th
 and a table.
 
 Needs the extra `mutation`. A few seconds a mutant; one that survives takes as long as all tests of
-its module, one that never ends five times as long as those of its line.
+its module, one that never ends three times as long as those of its line.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ def measured(modules: Iterable[str], files: list[str], known: Path) -> int:
 
 
 def tests(names: list[str], seconds: dict[str, float]) -> int:
-    """Exit code of pytest: 0 if all of them pass; -9 if they take five times as long."""
+    """Exit code of pytest: 0 if all of them pass; -9 if they take three times as long."""
     arguments = ["-x", "-q", "-p", "no:cacheprovider", *names]
-    limit = 30 + 5 * sum(seconds[name] for name in names)
+    limit = 30 + 3 * sum(seconds[name] for name in names)
     return forked(lambda: pytest.main(arguments), round(limit)) if names else 0
 
 
