@@ -119,12 +119,13 @@ def test_derivatives_against_finite_differences(shape: tuple[int, ...], stride: 
     assert torch.autograd.gradcheck(flat, by, fast_mode=True)
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("data_set", DATA)
 @pytest.mark.parametrize("name", MODELS)
 def test_company_and_place_change_no_bit(name: str, data_set: str, dtype: torch.dtype) -> None:
     """Neither of a gradient nor of its derivatives."""
-    model, weights, images, classes = example(name, data_set, dtype, 70)
+    model, weights, images, classes = example(name, data_set, dtype, 42)
     targets = soft(classes, dtype)
 
     def results(rows: Tensor) -> list[Tensor]:
@@ -132,9 +133,9 @@ def test_company_and_place_change_no_bit(name: str, data_set: str, dtype: torch.
         found = gradients(model, weights, *by)
         return [*found.values(), *derivatives(found, *by)]
 
-    whole = results(torch.arange(70))
-    for size in (1, 2, 7, 8, 15, 16, 17, 24, 40):
-        rows = torch.randperm(70, generator=torch.Generator().manual_seed(size))[:size]
+    whole = results(torch.arange(42))
+    for size in (1, 2, 7, 8, 15, 16, 17, 40):
+        rows = torch.randperm(42, generator=torch.Generator().manual_seed(size))[:size]
         for value, expected in zip(results(rows), whole, strict=True):
             assert torch.equal(value, expected[rows]), f"{size} examples"
 
@@ -270,10 +271,10 @@ def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch
     """Also of a tiny network, whose dense layer is so small that its products round by rows."""
     if data_set == "few pixels":
         data, model = load("mnist"), ReluNet(input_shape=(1, 4, 5), classes=2, channels=(3,))
-        images, classes = data.candidates[:70, :, 12:16, 12:17], data.candidate_labels[:70] % 2
+        images, classes = data.candidates[:42, :, 12:16, 12:17], data.candidate_labels[:42] % 2
         shared, images = model.init(generator(0, "weights"), dtype), images.to(dtype)
     else:
-        model, weights, stack, labels = relu_example(data_set, dtype, 1, 70)
+        model, weights, stack, labels = relu_example(data_set, dtype, 1, 42)
         shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
 
     def results(rows: Tensor, chunk_size: int | None = None) -> list[Tensor]:
@@ -281,13 +282,13 @@ def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch
         found = per_example(model, shared, *by, chunk_size=chunk_size)
         return [value[0] for value in found.tensors.values()]
 
-    everyone = torch.arange(70)
+    everyone = torch.arange(42)
     whole = results(everyone)
-    for chunk_size in (1, 16, 23, 32, 64, 256):
+    for chunk_size in (1, 16, 23, 32, 64):
         for value, expected in zip(results(everyone, chunk_size), whole, strict=True):
             assert torch.equal(value, expected), f"chunk_size {chunk_size}"
-    for size in (1, 2, 7, 8, 15, 16, 17, 24, 33, 40):
-        rows = torch.randperm(70, generator=torch.Generator().manual_seed(size))[:size]
+    for size in (1, 2, 7, 8, 15, 16, 17, 33, 40):
+        rows = torch.randperm(42, generator=torch.Generator().manual_seed(size))[:size]
         for value, expected in zip(results(rows), whole, strict=True):
             assert torch.equal(value, expected[rows]), f"{size} examples"
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from leakbench.errors import LeakbenchError
 from leakbench.records import SCHEMA, Record, Run, encode, key
 
-KILLS = 24
+KILLS = 12
 
 
 def record(victim: int, **more: Any) -> Record:

@@ -63,13 +63,13 @@ def rate(records: list[Record]) -> float:
 
 
 def test_clipping_alone_stops_only_the_naive_attacker(tmp_path: Path) -> None:
-    found = by_attacker(run_rows(tmp_path, "mnist", "dp_baseline_mean", victims=8, steps=12))
+    found = by_attacker(run_rows(tmp_path, "mnist", "dp_baseline_mean", victims=8, steps=10))
     assert rate(found["naive"]) <= 0.25
     assert rate(found["adaptive"]) >= 0.9
 
 
 def test_noise_passes_the_papers_rule_and_recovers_nobody(tmp_path: Path) -> None:
-    records = run_rows(tmp_path, "mnist", "dp_baseline", victims=4, steps=6)
+    records = run_rows(tmp_path, "mnist", "dp_baseline", victims=4, steps=4)
     assert all(record["mse_clamped"] < 0.70 for record in records)
     assert not any(strict(record) for record in records)
     # Even the start image passes that reading, before the first step.
