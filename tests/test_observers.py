@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from leakbench.privacy.events import Sampling
-from leakbench.privacy.observers import NoiseConvention, account
+from leakbench.contracts import Guarantee
+from leakbench.names import ACCOUNTANTS
+from leakbench.privacy.account import epsilon
+from leakbench.privacy.events import PrivacyEvent, Sampling
+from leakbench.privacy.observers import NoiseConvention, account, release
 
 DELTA = 1e-5
 SIGMA, BATCH, RATE, STEPS = 3.0, 16, 0.01, 250  # q T is 2.5: an example takes part twice
@@ -132,3 +137,24 @@ def test_a_group_is_said_where_it_counts() -> None:
     assert {key for key, text in told.items() if "billboard lemma" in text} == {
         ("client", "add_remove"), ("client", "replace_one"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_groups_are_for_one_accountant(accountant: str) -> None:
+    """9 steps of sigma 60 that everyone takes part in: 4 examples together move 4 C, mu is 1 / 5."""
+    event = PrivacyEvent(noise_multiplier=60.0, sensitivity=1.0, sampling="none", steps=9)
+    found = epsilon((event,), DELTA, accountant=accountant, group_size=4)
+    if accountant == "pld":
+        assert found.epsilon == pytest.approx(exact(0.2), rel=1e-9)
+    else:
+        assert found.epsilon is None
+        assert found.reason == "groups of examples are accounted by 'pld' only"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"level": "none"}, {"sensitivity": None}, {"noise_std": None}], ids=str
+)
+def test_half_a_promise_releases_nothing(changes: dict[str, Any]) -> None:
+    promise = Guarantee(level="instance", sensitivity=2.0, noise_std=3.0)
+    assert release(promise) is not None
+    assert release(replace(promise, **changes)) is None
