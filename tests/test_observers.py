@@ -141,7 +141,7 @@ def test_a_group_is_said_where_it_counts() -> None:
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_groups_are_for_one_accountant(accountant: str) -> None:
-    """9 steps of sigma 60 that everyone takes part in: 4 examples together move 4 C, mu is 1 / 5."""
+    """9 steps of sigma 60, everyone takes part: 4 examples together move 4 C, mu is 1 / 5."""
     event = PrivacyEvent(noise_multiplier=60.0, sensitivity=1.0, sampling="none", steps=9)
     found = epsilon((event,), DELTA, accountant=accountant, group_size=4)
     if accountant == "pld":
