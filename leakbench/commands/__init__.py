@@ -1,0 +1,1 @@
+"""The command line: options, sentences and exit codes; the work is done elsewhere."""

@@ -1,0 +1,41 @@
+"""What a command prints and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from leakbench.errors import LeakbenchError
+
+
+def say(text: str) -> None:
+    """Tell the user; stdout stays for what was asked for."""
+    print(text, file=sys.stderr)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file.
+
+    Raises:
+        LeakbenchError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def print_json(content: Any) -> None:
+    """Print strict JSON: nan and infinity are errors."""
+    print(json.dumps(content, indent=1, allow_nan=False))
+
+
+def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print an aligned table."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
