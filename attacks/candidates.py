@@ -10,8 +10,8 @@ from torch import Tensor
 
 from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
 from leakbench.errors import LeakbenchError
-from leakbench.names import Grant
 from leakbench.optim import with_copies
+from leakbench.spec import Grant
 
 TOGETHER = 256
 """Pairs of victim and candidate whose gradients are computed in one call; a multiple of 8."""

@@ -22,12 +22,11 @@ from typing import Any, Literal
 from leakbench import runner
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.names import Knowledge
 from leakbench.records import Key, Record, Run
 from leakbench.report import cells, costs, tables
 from leakbench.runner import Outcome, PlannedCell, PlannedTraining
+from leakbench.spec import Knowledge, Plan, Scalar
 from leakbench.statistics import Interval
-from leakbench.suite import Plan, Scalar
 
 RULE = "strict"
 """Name of the success rule that chooses where none is asked for."""
@@ -211,7 +210,7 @@ def check(plan: Plan, rule: str | None = None) -> cells.Rule:
     name = RULE if rule is None else rule
     if name not in rules:
         raise unknown_name("rule", name, rules, f"{plan.file}, rule to choose by")
-    if plan.suite.utility is None:
+    if not plan.priced:
         raise LeakbenchError(f"{plan.file}: no [utility] table, so no accuracy to choose by")
     if not plan.utility:
         text = f"key profiles.{plan.profile}.utility.networks: 0 trains none, so there is no"
@@ -360,7 +359,7 @@ def _choice(
     first, second = _halves(plan, planned)
     selection, fresh = (_attacked(plan, half, records) for half in (first, second))
     prices = {entry["row"]: entry for entry in costs.build(plan, trained, records)}
-    labels = {defense.id: defense.label for defense in plan.suite.defenses}
+    labels = {defense.id: defense.label for defense in plan.defenses}
     settings = []
     for defense in dict.fromkeys(each.cell.defense_id for each in planned):
         rows = [i for i, each in enumerate(planned) if each.cell.defense_id == defense]
@@ -522,7 +521,7 @@ def to_json(plan: Plan, choices: Sequence[Choice]) -> str:
     """Strict JSON: every choice with all its settings, rates of both halves, costs, cautions."""
     rule = _rule(plan, choices)
     content = {
-        "suite": plan.suite.name,
+        "suite": plan.name,
         "profile": plan.profile,
         "rule": {"name": rule.name, "label": rule.label, "paper": rule.paper},
         "guide": list(_guide(rule)),
@@ -559,8 +558,8 @@ def to_markdown(plan: Plan, choices: Sequence[Choice]) -> str:
     rule = _rule(plan, choices)
     networks = f"{plan.networks} network{'s' if plan.networks > 1 else ''}"
     parts = [
-        f"# The setting to choose: {plan.suite.title}",
-        f"Suite {plan.suite.name}, profile {plan.profile}: {networks} x {plan.victims} victims.",
+        f"# The setting to choose: {plan.title}",
+        f"Suite {plan.name}, profile {plan.profile}: {networks} x {plan.victims} victims.",
         "\n".join(f"- {line}" for line in _guide(rule)),
     ]
     for choice in choices:

@@ -28,10 +28,13 @@ import torch
 from torch import Tensor
 
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
-from leakbench.names import Grant
 from leakbench.numeric import square_root
 from leakbench.parameters import check_kinds
 from leakbench.privacy.events import PrivacyEvent, Sampling
+from leakbench.spec import Grant
+from leakbench.spec import LeakPoint as LeakPoint
+from leakbench.spec import Observer as Observer
+from leakbench.spec import View as View
 
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
@@ -40,11 +43,6 @@ State = Any
 """What a defense remembers between hooks: a pytree of tensors, never changed in place."""
 
 Axis = Literal["client", "example"]
-View = Literal["example", "batch", "raw"]
-Observer = Literal["model", "server", "type0", "type0_raw", "type1", "type2", "type2_batch"]
-"""Who is promised something: the final model's holder, the server, or who taps a leak point; type2
-sees one example's gradient, type2_batch the mean of a batch, type0_raw what arrives at the server
-before it does anything to it: all that the server itself sees."""
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 Granularity = Literal["example", "subset", "batch"]
@@ -167,39 +165,6 @@ class Model(Protocol):
 
 
 # ---------------------------------------------------------------------------- leaks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeakPoint:
-    """Where on the training path the attacker reads.
-
-    type: 0 what the server holds after `on_receipt`, 1 what a client sends, 2 inside a local
-        iteration. view: for type 2, one example's gradient or the batch mean; for type 0, "raw"
-        is what the server received, before `on_receipt`; other types have one view only.
-    round, iteration: 0-based; central training is one client whose round is one iteration.
-    """
-
-    type: Literal[0, 1, 2] = 2
-    view: View = "example"
-    round: int = 0
-    iteration: int = 0
-
-    @property
-    def observer(self) -> Observer:
-        """Who reads there."""
-        return observer_of(self.type, self.view)
-
-    def __str__(self) -> str:
-        return f"type2/{self.view}" if self.type == 2 else self.observer
-
-
-def observer_of(type: Literal[0, 1, 2], view: View) -> Observer:
-    """Who reads a gradient of this type and view."""
-    if type == 2:
-        return "type2_batch" if view == "batch" else "type2"
-    if type == 0:
-        return "type0_raw" if view == "raw" else "type0"
-    return "type1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -29,89 +28,24 @@ from leakbench.contracts import (
 )
 from leakbench.data import partitions
 from leakbench.data.datasets import as_unit
-from leakbench.errors import LeakbenchError, require_at_least, unknown_name
-from leakbench.parameters import require_in
-from leakbench.privacy.events import Sampling
+from leakbench.errors import LeakbenchError
+from leakbench.spec import Schedule
 from leakbench.streams import generator
 from leakbench.training import Batch, run_round
 
-Aggregation = Literal["fed_sgd", "fed_averaging"]
-Partition = Literal["iid", "shards", "dirichlet"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How long and on whose data a network is trained.
-
-    Attributes:
-        rounds: T. learning_rate: of the local SGD steps.
-        batch_size: B examples a local step; their expected number under Poisson sampling.
-        clients: N, 1 for central training. clients_a_round: Kt. local_steps: L.
-        examples_a_client: of each client, the first so many of his share; None: all.
-        sampling: of the clients, or of the examples of a single one. "fixed_size": Kt clients (B
-            examples) without replacement; "poisson": each by an own coin, Kt (B) of them
-            expected, and sums are divided by that. Otherwise a client goes through his examples in
-            a random order of his own, anew in every round, and again when they are used up; no
-            batch has an example twice.
-        aggregation: "fed_sgd" averages the updates dW of a round with equal weights,
-            "fed_averaging" the clients' weights by their numbers of examples (McMahan et al.
-            2017); with equal numbers they are the same. Poisson sampling needs "fed_sgd".
-        partition: "iid", "shards" (`classes_a_client` classes each) or "dirichlet"
-            (`concentration`; drawn again until every client has a batch); see `data.partitions`.
-
-    Raises:
-        LeakbenchError: a number or a name that is not allowed.
-    """
-
-    rounds: int
-    batch_size: int
-    learning_rate: float
-    clients: int = 1
-    clients_a_round: int = 1
-    local_steps: int = 1
-    examples_a_client: int | None = None
-    sampling: Sampling = "fixed_size"
-    aggregation: Aggregation = "fed_sgd"
-    partition: Partition = "iid"
-    classes_a_client: int = 2
-    concentration: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in (
-            "rounds", "batch_size", "clients", "clients_a_round", "local_steps",
-            "examples_a_client",
-        ):  # fmt: skip
-            if (value := getattr(self, name)) is not None:
-                require_at_least("training", 1, **{name: value})
-        require_in("training", "(0, inf)", learning_rate=self.learning_rate)
-        for name, allowed in (
-            ("sampling", ("poisson", "fixed_size")),
-            ("aggregation", get_args(Aggregation)),
-            ("partition", get_args(Partition)),
-        ):
-            if (value := getattr(self, name)) not in allowed:
-                raise unknown_name(name, value, allowed, "training")
-        if self.clients_a_round > self.clients:
-            raise LeakbenchError(
-                f"training: {self.clients_a_round} clients a round of {self.clients}; allowed: "
-                f"1 to {self.clients}"
-            )
-        if self.sampling == "poisson" and self.aggregation == "fed_averaging":
-            text = "poisson sampling divides by the expected number of clients, which is 'fed_sgd'"
-            raise LeakbenchError(f"training: {text}; aggregation must not be 'fed_averaging'")
-
-    def setting(self, examples: int) -> Setting:
-        """What a defense's promise depends on; `examples`: of the client who holds fewest."""
-        return Setting(
-            batch_size=self.batch_size,
-            local_steps=self.local_steps,
-            clients=self.clients_a_round,
-            all_clients=self.clients,
-            examples=examples,
-            rounds=self.rounds,
-            sampling=self.sampling,
-            weighted=self.aggregation == "fed_averaging" and self.partition == "dirichlet",
-        )
+def setting_of(schedule: Schedule, examples: int) -> Setting:
+    """What a defense's promise depends on; `examples`: of the client who holds fewest."""
+    return Setting(
+        batch_size=schedule.batch_size,
+        local_steps=schedule.local_steps,
+        clients=schedule.clients_a_round,
+        all_clients=schedule.clients,
+        examples=examples,
+        rounds=schedule.rounds,
+        sampling=schedule.sampling,
+        weighted=schedule.aggregation == "fed_averaging" and schedule.partition == "dirichlet",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +172,7 @@ def train(
         chunk_size: per-example gradients at a time; bounds the memory.
 
     Raises:
-        LeakbenchError: see `check` and `Schedule`.
+        LeakbenchError: see `check` and `spec.Schedule`.
     """
     shares = partition(labels, schedule, generator(seed, "partition", *axes))
     check(model, defense, schedule, shares, public)
@@ -286,7 +220,7 @@ def train(
             statistics.median(spent[1:]) / schedule.local_steps if len(spent) > 1 else None
         ),
         iterations=iterations,
-        setting=schedule.setting(min(map(len, shares))),
+        setting=setting_of(schedule, min(map(len, shares))),
     )
 
 

@@ -25,16 +25,15 @@ import torch
 
 from leakbench import models, probe, registry
 from leakbench.arithmetic import processor
-from leakbench.contracts import Guarantee, Setting, Weights, observer_of
+from leakbench.contracts import Guarantee, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
 from leakbench.identity import TRAININGS, source_digest
 from leakbench.metrics import METRICS_VERSION
-from leakbench.names import JUDGED
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
-from leakbench.suite import Cell, Plan, UtilityCell, canonical
+from leakbench.spec import JUDGED, Cell, Plan, UtilityCell, canonical, observer_of
 from leakbench.trials import (
     Chunk,
     ChunkResult,
@@ -616,6 +615,7 @@ def _manifest(
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
         **plan.asked,
+        "settings": list(plan.asked["settings"]),
         "suite_digest": plan.file_digest,
         **platform.facts(),
         "dependent_rows": dict(dependent),

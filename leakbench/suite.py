@@ -24,10 +24,26 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.names import IMAGE_MODELS, MODELS, Grant, Knowledge
+from leakbench.names import IMAGE_MODELS, MODELS
 from leakbench.plugin_files import one_line
+from leakbench.spec import (
+    Cell,
+    DefenseRow,
+    GalleryRule,
+    Grant,
+    Knowledge,
+    Plan,
+    Printed,
+    PrintedUtility,
+    Rule,
+    Scalar,
+    Schedule,
+    SuiteNote,
+    UtilityCell,
+    canonical,
+    row_name,
+)
 
-Scalar = bool | int | float | str
 _SCALARS = ("bool", "int", "float", "str")
 Positive = Annotated[int, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
@@ -164,6 +180,10 @@ class RuleTable(_Table):
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
     paper: bool = False  # a reading of the paper's own rule: compared with its printed rate
 
+    def plain(self) -> Rule:
+        """As a plan holds it."""
+        return Rule(**self.model_dump())
+
 
 class PrintedTable(_Table):
     """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root.
@@ -185,13 +205,9 @@ class PrintedTable(_Table):
         """Row of the table it stands in."""
         return row_name(self.variant, self.defense)
 
-    @property
-    def distance(self) -> tuple[str, str] | None:
-        """Which distance is printed, "mse" or "rmse", and the number; None where none is."""
-        for kind, text in (("mse", self.mse), ("rmse", self.rmse)):
-            if text is not None:
-                return kind, text
-        return None
+    def plain(self) -> Printed:
+        """As a plan holds it."""
+        return Printed(**self.model_dump())
 
 
 class UtilityTable(_Table):
@@ -218,6 +234,10 @@ class PrintedUtilityTable(_Table):
     defense: str
     accuracy: str
 
+    def plain(self) -> PrintedUtility:
+        """As a plan holds it."""
+        return PrintedUtility(**self.model_dump())
+
 
 class NoteTable(_Table):
     """[[notes]] why a number cannot be reproduced, or what was chosen where the paper is silent."""
@@ -226,6 +246,13 @@ class NoteTable(_Table):
     datasets: list[str] | None = None
     variants: list[str] | None = None
     defenses: list[str] | None = None
+
+    def plain(self) -> SuiteNote:
+        """As a plan holds it."""
+        about = self.model_dump(exclude={"text"})
+        return SuiteNote(
+            text=self.text, **{k: None if v is None else tuple(v) for k, v in about.items()}
+        )
 
 
 class GalleryTable(_Table):
@@ -236,10 +263,9 @@ class GalleryTable(_Table):
     variant: str = ""
     knowledge: Knowledge = "naive"
 
-    @property
-    def row(self) -> str:
-        """Row of the reference cell."""
-        return row_name(self.variant, self.defense)
+    def plain(self) -> GalleryRule:
+        """As a plan holds it."""
+        return GalleryRule(**self.model_dump() | {"quantiles": tuple(self.quantiles)})
 
 
 class UtilityProfileTable(_Table):
@@ -293,158 +319,6 @@ class Suite(_Table):
     dtype: Literal["float32", "float64"] = "float32"
 
 
-def row_name(variant: str, defense: str) -> str:
-    """Name of the table row of a variant and a defense; a suite without variants has only these."""
-    return f"{variant}/{defense}" if variant else defense
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One cell of the table with every parameter spelled out.
-
-    `rules` and both `parameters` are complete (after defaults), so that `spec()` says all that
-    decides a result but the data, the weights and the code. `rounds` are those of the looks;
-    `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
-    """
-
-    dataset: str
-    model: str
-    weights: str
-    pretraining: Mapping[str, Any] | None
-    batch_size: int
-    iterations: int
-    local_steps: int
-    learning_rate: float
-    federation: Mapping[str, Any]
-    leak_type: Literal[0, 1, 2]
-    leak_view: Literal["example", "batch", "raw"]
-    rounds: tuple[int, ...]
-    variant: str
-    defense_id: str
-    label: str
-    defense: str
-    defense_parameters: Mapping[str, Scalar]
-    attack: str
-    attack_parameters: Mapping[str, Scalar]
-    knowledge: Knowledge
-    grants: tuple[Grant, ...]
-    rules: tuple[Mapping[str, Any], ...]
-    snapshots: tuple[int, ...]
-    seed: int
-    dtype: str
-
-    @property
-    def row(self) -> str:
-        """Row of the table it stands in."""
-        return row_name(self.variant, self.defense_id)
-
-    @property
-    def example_view(self) -> bool:
-        """Whether the attacker sees single examples' gradients."""
-        return self.leak_type == 2 and self.leak_view == "example"
-
-    @property
-    def observations(self) -> int:
-        """Looks at the same victims."""
-        return len(self.rounds)
-
-    @property
-    def steps_seen(self) -> int:
-        """Local steps behind one observed gradient; type 2 is read in the first."""
-        return 1 if self.leak_type == 2 else self.local_steps
-
-    @property
-    def images_a_gradient(self) -> int:
-        """Images behind one observed gradient, which are reconstructed and judged together."""
-        return 1 if self.example_view else self.batch_size * self.steps_seen
-
-    @property
-    def leak(self) -> str:
-        """Where it is read, in words."""
-        place = f"type2/{self.leak_view}" if self.leak_type == 2 else f"type{self.leak_type}"
-        raw = " raw" if self.leak_view == "raw" else ""
-        first, last = self.rounds[0], self.rounds[-1]
-        when = "first" if first == 0 else f"round {first} of {self.iterations}"
-        over = ", a round each" if last > first else ""
-        looks = f" x{self.observations}{over}" if self.observations > 1 else ""
-        return f"{place}{raw}@{when}{looks}"
-
-    @property
-    def convention(self) -> str | None:
-        """Noise convention, where the defense has one."""
-        value = self.defense_parameters.get("convention")
-        return None if value is None else str(value)
-
-    def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; the row's names do not change a result."""
-        spec = dataclasses.asdict(self)
-        for name in ("variant", "defense_id", "label"):
-            del spec[name]
-        return spec
-
-    def __str__(self) -> str:
-        return f"{self.dataset}/{self.row}/{self.attack}/{self.knowledge}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UtilityCell:
-    """A training with one defense, every parameter spelled out; `schedule` is complete.
-
-    evaluate_at: rounds after which the accuracy is measured.
-    """
-
-    dataset: str
-    model: str
-    weights: str
-    pretraining: Mapping[str, Any] | None
-    schedule: Mapping[str, Any]
-    evaluate_at: tuple[int, ...]
-    delta: float
-    defense_id: str
-    label: str
-    defense: str
-    defense_parameters: Mapping[str, Scalar]
-    seed: int
-    dtype: str
-
-    @property
-    def row(self) -> str:
-        """Row of the table of costs it stands in."""
-        return self.defense_id
-
-    def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; the row's names do not change a result."""
-        spec = dataclasses.asdict(self)
-        for name in ("defense_id", "label"):
-            del spec[name]
-        return {"kind": "utility", **spec}
-
-    def __str__(self) -> str:
-        return f"{self.dataset}/{self.row}/utility"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A suite resolved for one profile; `asked` are the arguments that made it.
-
-    printed_rounds: of the trainings that the file speaks of, whatever is set otherwise.
-    """
-
-    suite: Suite
-    file: str
-    file_digest: str
-    profile: str
-    networks: int
-    victims: int
-    cells: tuple[Cell, ...]
-    printed: Mapping[tuple[str, str], PrintedTable]
-    utility: tuple[UtilityCell, ...]
-    utility_networks: int
-    printed_utility: Mapping[tuple[str, str], PrintedUtilityTable]
-    printed_rounds: int
-    asked: Mapping[str, Any]
-
-
 def names() -> list[str]:
     """Suites that come with leakbench."""
     folder = resources.files("leakbench.suites")
@@ -493,13 +367,27 @@ def resolve(
     chosen = parsed.profiles[profile]
     cells = _cells(parsed, chosen, file, attack, defense)
     return Plan(
-        suite=parsed,
+        name=parsed.name,
+        title=parsed.title,
+        paper=parsed.paper,
+        source=parsed.source,
+        version=parsed.version,
+        seed=parsed.seed,
         file=file,
         file_digest=hashlib.sha256(raw).hexdigest(),
         profile=profile,
+        profiles=tuple(parsed.profiles),
         networks=chosen.networks,
         victims=chosen.victims,
         cells=cells,
+        defenses=tuple(
+            DefenseRow(id=row.id, name=row.name, label=row.label)
+            for row in _chosen_rows(parsed, defense)
+        ),
+        rules=tuple(rule.plain() for rule in parsed.rules),
+        notes=tuple(note.plain() for note in parsed.notes),
+        gallery=parsed.gallery.plain(),
+        priced=parsed.utility is not None,
         printed=_printed(published, parsed, profile, file, cells),
         utility=_utility(parsed, chosen, file, defense),
         utility_networks=chosen.utility.networks,
@@ -510,7 +398,7 @@ def resolve(
             "profile": profile,
             "attack": attack,
             "defense": defense,
-            "settings": list(settings),
+            "settings": tuple(settings),
         },
     )
 
@@ -769,7 +657,7 @@ def _place(node: Any, part: str) -> int | None:
 
 def _printed(
     published: Suite, parsed: Suite, profile: str, file: str, cells: Sequence[Cell]
-) -> dict[tuple[str, str], PrintedTable]:
+) -> dict[tuple[str, str], Printed]:
     """Printed numbers of the rows that run as the suite file has them, steps apart."""
     ours, theirs = ([rule for rule in s.rules if rule.paper] for s in (parsed, published))
     if profile not in published.profiles or ours != theirs:
@@ -778,7 +666,7 @@ def _printed(
     as_printed = {_compared(cell) for cell in known}
     running = {(cell.dataset, cell.row) for cell in cells}
     altered = {(cell.dataset, cell.row) for cell in cells if _compared(cell) not in as_printed}
-    printed = {(p.dataset, p.row): p for p in published.printed}
+    printed = {(p.dataset, p.row): p.plain() for p in published.printed}
     return {row: table for row, table in printed.items() if row in running - altered}
 
 
@@ -815,7 +703,7 @@ def _cells(
 ) -> tuple[Cell, ...]:
     variants = _variants(suite, profile, file, attack)
     rows = _rows(suite, file, defense)
-    rules = tuple(rule.model_dump(exclude={"label", "paper"}) for rule in suite.rules)
+    rules = tuple(rule.plain().judged() for rule in suite.rules)
     _check_rules(rules, file)
     cells = []
     for dataset in _datasets(suite, profile):
@@ -1040,8 +928,6 @@ _VIEWS = {(2, "example"), (2, "batch"), (0, "raw")}
 
 def _check_training(where: str, training: TrainingTable) -> None:
     """What the keys of a training demand of each other."""
-    from leakbench.federated import Schedule  # brings torch, which no reading of a file needs
-
     for key in ("local_steps", "clients"):
         if training.mode == "central" and getattr(training, key) > 1:
             text = "central training is one client with one local step; set training.mode = "
@@ -1105,7 +991,7 @@ def _training_of(suite: Suite) -> TrainingTable:
 
 def _printed_utility(
     published: Suite, parsed: Suite, profile: str, file: str, defense: str | None
-) -> dict[tuple[str, str], PrintedUtilityTable]:
+) -> dict[tuple[str, str], PrintedUtility]:
     """Printed accuracies of the trainings that run as the suite file has them, rounds apart."""
     if profile not in published.profiles:
         return {}
@@ -1121,7 +1007,7 @@ def _printed_utility(
 
     known = compared(published, None)
     running = compared(parsed, defense)
-    printed = {(p.dataset, p.defense): p for p in published.printed_utility}
+    printed = {(p.dataset, p.defense): p.plain() for p in published.printed_utility}
     return {k: p for k, p in printed.items() if k in running and running[k] == known.get(k)}
 
 
@@ -1138,12 +1024,7 @@ def _check_distinct(cells: Sequence[Cell], file: str) -> None:
 def _rows(
     suite: Suite, file: str, defense: str | None
 ) -> list[tuple[DefenseTable, dict[str, Scalar]]]:
-    rows = suite.defenses
-    if defense is not None:
-        rows = [row for row in suite.defenses if row.id == defense]
-        if not rows:
-            registry.find("defenses", defense, "--defense")
-            rows = [DefenseTable(id=_as_identifier(defense), name=defense, label=defense)]
+    rows = _chosen_rows(suite, defense)
     kinds: dict[str, type] = {}
     for row in rows:
         if row.name not in kinds:
@@ -1153,6 +1034,17 @@ def _rows(
         (row, complete(kinds[row.name], row.parameters, f"{file}, defense '{row.id}'"))
         for row in rows
     ]
+
+
+def _chosen_rows(suite: Suite, defense: str | None) -> list[DefenseTable]:
+    """The suite's rows; the one asked for; or a plugin with its defaults as the only one."""
+    if defense is None:
+        return suite.defenses
+    rows = [row for row in suite.defenses if row.id == defense]
+    if not rows:
+        registry.find("defenses", defense, "--defense")
+        rows = [DefenseTable(id=_as_identifier(defense), name=defense, label=defense)]
+    return rows
 
 
 def _as_identifier(name: str) -> str:
@@ -1186,8 +1078,3 @@ def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[s
     except (TypeError, ValueError) as error:  # a default that records cannot hold, inf say
         raise LeakbenchError(f"{where}: parameters cannot be written down: {error}") from None
     return values
-
-
-def canonical(value: Any) -> str:
-    """JSON text that is equal for equal values: sorted keys, no spaces, no nan."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

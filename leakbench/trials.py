@@ -38,7 +38,7 @@ from leakbench.contracts import (
 )
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Point, Schedule, check, partition, train
+from leakbench.federated import Point, check, partition, train
 from leakbench.gradients import count_subsets
 from leakbench.judging import (
     Observer,
@@ -54,8 +54,8 @@ from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
 from leakbench.simulation import simulator
+from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
-from leakbench.suite import Cell, UtilityCell, canonical
 from leakbench.training import Batch, capture, public_gradients
 
 

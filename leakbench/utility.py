@@ -19,13 +19,13 @@ from leakbench.data import load
 from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
 from leakbench.errors import DataMissing
-from leakbench.federated import Schedule, Trained, check, partition, train
+from leakbench.federated import Trained, check, partition, train
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
 from leakbench.records import SCHEMA, Record
+from leakbench.spec import Schedule, UtilityCell
 from leakbench.streams import NoiseStreams, generator
-from leakbench.suite import UtilityCell
 from leakbench.training import public_gradients
 
 

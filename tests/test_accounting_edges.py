@@ -11,10 +11,10 @@ from mpmath import mp, mpf
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.account import epsilon
 from leakbench.privacy.events import PrivacyEvent, Sampling
 from leakbench.privacy.gdp import delta_of_mu, epsilon_of_mu, mu_of_epsilon
+from leakbench.spec import ACCOUNTANTS
 
 DELTAS = [1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.5, 1 - 1e-9]
 SIGMA, RATE, STEPS = 2.0, 0.1, 10

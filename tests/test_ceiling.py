@@ -17,7 +17,8 @@ from leakbench.errors import LeakbenchError
 from leakbench.privacy.ceiling import reconstruction_ceiling
 from leakbench.report.cells import build
 from leakbench.runner import PlannedCell
-from leakbench.suite import Plan, resolve
+from leakbench.spec import Plan
+from leakbench.suite import resolve
 
 DRAWS = 100_000
 PRIORS = st.floats(1e-9, 1.0)

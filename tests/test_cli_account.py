@@ -14,11 +14,11 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from leakbench import cli
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy import tables
 from leakbench.privacy.observers import account
 from leakbench.privacy.presets import PRESETS
 from leakbench.privacy.tables import TABLES, Cell
+from leakbench.spec import ACCOUNTANTS
 
 RUN = ("--q", "0.01", "--steps", "10000", "--delta", "1e-5")  # of the TIFS paper
 BUDGET = ("--q", "0.01", "--delta", "1e-5")

@@ -20,8 +20,9 @@ from leakbench.cloak import Attacked, Choice, Setting
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, key
 from leakbench.runner import Outcome, PlannedCell, PlannedTraining
+from leakbench.spec import Plan
 from leakbench.statistics import Interval, rate_interval, wilson
-from leakbench.suite import Plan, resolve
+from leakbench.suite import resolve
 
 GRID = """
 schema = 1
@@ -639,7 +640,7 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     assert resisting == ["some", "much"]  # clipping alone does not stop it
     best = max(resisting, key=lambda row: fmean(accuracy[row]))
 
-    label = next(d.label for d in resolve(str(suite)).suite.defenses if d.id == best)
+    label = next(d.label for d in resolve(str(suite)).defenses if d.id == best)
     assert f"**Chosen: {label}**" in done.stdout
     assert "0 of 3 means at most 0.561" in done.stdout  # Wilson's upper end of 0 of 3
     assert "Chosen on private data: the choice is not accounted for in epsilon." in done.stdout

@@ -9,12 +9,13 @@ import torch
 
 from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
 from leakbench.data import load
-from leakbench.federated import Schedule, train
+from leakbench.federated import train
 from leakbench.models import build
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run
 from leakbench.simulation import simulator
+from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.suite import resolve
 from leakbench.training import Batch, capture

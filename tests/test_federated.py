@@ -32,8 +32,9 @@ from leakbench.defenses.dp_dyn import DPDynSCDecaySigma
 from leakbench.defenses.fed_sdp import FedSDPServer
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Schedule, Trained, partition, sample, train
+from leakbench.federated import Trained, partition, sample, train
 from leakbench.models import ModuleModel, build
+from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from leakbench import data
 from leakbench.contracts import Defense, Granularity
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Schedule, partition, sample, train
+from leakbench.federated import partition, sample, train
 from leakbench.gradients import of_batch
 from leakbench.models import BUILDERS, MLP, ModuleModel, ReluNet, Scheme, SigmoidNet, build, digest
 from leakbench.names import MODELS
+from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]

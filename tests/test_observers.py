@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from leakbench.contracts import Guarantee
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.account import epsilon
 from leakbench.privacy.events import PrivacyEvent, Sampling
 from leakbench.privacy.observers import NoiseConvention, account, release
+from leakbench.spec import ACCOUNTANTS
 
 DELTA = 1e-5
 SIGMA, BATCH, RATE, STEPS = 3.0, 16, 0.01, 250  # q T is 2.5: an example takes part twice

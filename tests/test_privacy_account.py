@@ -20,7 +20,6 @@ from leakbench.defenses.dssgd import DSSGD
 from leakbench.defenses.none import NoDefense
 from leakbench.defenses.prune import Prune
 from leakbench.errors import LeakbenchError
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy import composition, gdp, rdp
 from leakbench.privacy.account import Result, epsilon
 from leakbench.privacy.bisection import least, least_positive
@@ -28,6 +27,7 @@ from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, grouped
 from leakbench.privacy.inverse import first_steps, noise_multiplier, steps_within
 from leakbench.privacy.observers import account, account_defense, release
 from leakbench.privacy.presets import PRESETS
+from leakbench.spec import ACCOUNTANTS
 
 DELTA = 1e-5
 FAST = [name for name in ACCOUNTANTS if name != "pld"]

@@ -20,6 +20,7 @@ from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.records import Key, Record, Run, key
 from leakbench.report import cells, gallery, tables
 from leakbench.runner import PlannedCell
+from leakbench.spec import Plan
 from leakbench.statistics import (
     kaplan_meier_median,
     mean_interval,
@@ -27,7 +28,7 @@ from leakbench.statistics import (
     rate_verdict,
     ratio_verdict,
 )
-from leakbench.suite import Plan, resolve
+from leakbench.suite import resolve
 
 PAPER = ("paper_mean_raw", "paper_mean_clamped", "paper_norm_raw", "paper_norm_clamped")
 STEPWISE = (*PAPER, "strict")
@@ -182,7 +183,7 @@ def test_rates_are_those_of_the_statistics_module(plan: Plan) -> None:
     for rule in ("strict", "identified", "identified_top10", "paper_norm_raw", "paper_mean_raw"):
         assert cell["asr"][rule] == expected, rule
     assert cell["asr"]["paper_mean_clamped"]["value"] == 1.0
-    assert set(cell["asr"]) == {rule.name for rule in plan.suite.rules}
+    assert set(cell["asr"]) == {rule.name for rule in plan.rules}
 
 
 def test_medians_and_means(plan: Plan) -> None:
@@ -635,7 +636,7 @@ def test_another_attack_is_not_compared(plan: Plan) -> None:
 def test_a_printed_rate_above_one_is_refused(plan: Plan) -> None:
     planned = plan_cell(plan)
     place = ("mnist", "none")
-    wrong = plan.printed[place].model_copy(update={"asr": "97"})
+    wrong = dataclasses.replace(plan.printed[place], asr="97")
     with pytest.raises(LeakbenchError, match=r"mnist/none, key asr: .* 0 to 1, got '97'"):
         build(dataclasses.replace(plan, printed={place: wrong}), (planned, {}))
 
@@ -849,7 +850,7 @@ def test_gallery_size_follows_its_rows(
     height = bottom + 4 * full + 2 * gallery.TEXT_ROW
     columns = gallery.columns_of(plan)
     assert [c.detail for c in columns[:5]] == [*gallery.FIXED_COLUMNS, "naive", "adaptive"]
-    assert len(columns) == 3 + 2 * len(plan.suite.defenses)
+    assert len(columns) == 3 + 2 * len(plan.defenses)
     assert height <= pixels(path).shape[0] <= height + 1
     # Colour pictures fill their box.
     truth = gallery.enlarged(load("cifar10").candidates[0].numpy())

@@ -24,10 +24,10 @@ import leakbench.defenses
 from leakbench import arithmetic, cli, identity, probe, registry, runner
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
-from leakbench.names import Grant
 from leakbench.records import Key, Record, Run
 from leakbench.runner import Outcome
-from leakbench.suite import Plan, resolve
+from leakbench.spec import Grant, Plan
+from leakbench.suite import resolve
 from leakbench.trials import Chunk
 
 TINY = """

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from leakbench import suite as suites
 from leakbench.errors import LeakbenchError
-from leakbench.suite import Cell, Plan, complete, resolve
+from leakbench.spec import Cell, Plan
+from leakbench.suite import complete, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE3 = ROOT / "suites" / "tifs_table3.toml"
@@ -477,7 +478,7 @@ def test_settings_reach_deep_keys_and_list_items(write: Callable[[str], str]) ->
     assert cell.attack_parameters == CPL_DEFAULTS | {"steps": 5, "line_search": True}
     assert cell.defense_parameters["convention"] == "sum"
     assert cell.defense_parameters["clip"] == 2
-    assert plan.suite.title == "two words"
+    assert plan.title == "two words"
 
 
 def test_a_run_may_leave_out_data_sets_the_file_speaks_of() -> None:

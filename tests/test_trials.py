@@ -19,7 +19,8 @@ from leakbench import metrics, runner, trials
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, Run, encode
-from leakbench.suite import Cell, Plan, resolve
+from leakbench.spec import Cell, Plan
+from leakbench.suite import resolve
 
 ATTACK = """
 from dataclasses import dataclass, replace

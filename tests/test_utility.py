@@ -20,13 +20,14 @@ from leakbench.data.datasets import as_unit
 from leakbench.defenses.fed_cdp import FedCDP
 from leakbench.defenses.fed_sdp import FedSDPClient
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Schedule, train
+from leakbench.federated import train
 from leakbench.pretraining import accuracy
 from leakbench.privacy import pld
 from leakbench.records import Run
 from leakbench.report import cells, costs, tables
+from leakbench.spec import Plan, Schedule
 from leakbench.streams import NoiseStreams
-from leakbench.suite import Plan, resolve
+from leakbench.suite import resolve
 
 SUITE = """
 schema = 1

@@ -106,7 +106,7 @@ def _suites() -> list[dict[str, str]]:
 
 
 def _accountants() -> list[dict[str, str]]:
-    from leakbench.names import ACCOUNTANTS
+    from leakbench.spec import ACCOUNTANTS
 
     return [
         {"name": name, "origin": "leakbench", "status": "ok", "reason": "", "summary": summary}

@@ -179,7 +179,7 @@ def _leave_out(why: str, options: Iterable[str], given: Sequence[str]) -> None:
 
 
 def _accountant_names(asked: Sequence[str]) -> list[str]:
-    from leakbench.names import ACCOUNTANTS
+    from leakbench.spec import ACCOUNTANTS
 
     for name in asked:
         if name not in (*ACCOUNTANTS, "all"):

@@ -17,7 +17,7 @@ from leakbench.errors import LeakbenchError
 if TYPE_CHECKING:
     from leakbench.records import Run
     from leakbench.runner import PlannedCell, PlannedTraining
-    from leakbench.suite import Plan
+    from leakbench.spec import Plan
 
 
 class Format(StrEnum):

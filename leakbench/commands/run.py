@@ -32,7 +32,7 @@ from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
     from leakbench.runner import Outcome, PlannedCell, PlannedTraining, Progress
-    from leakbench.suite import Plan
+    from leakbench.spec import Plan
 
 
 class ChoiceFormat(StrEnum):
@@ -125,7 +125,7 @@ def _place(plan: Plan, out: Path | None, device: Device, workers: int) -> tuple[
     """Folder, device and number of worker processes of a run."""
     if out is not None and out == Path():
         raise LeakbenchError("--out: empty; give a folder of its own for the run")
-    folder = out if out is not None else RUNS / f"{plan.suite.name}-{plan.profile}"
+    folder = out if out is not None else RUNS / f"{plan.name}-{plan.profile}"
     where = _device(device)
     return folder, where, workers or (1 if where == "cuda" else os.cpu_count() or 1)
 
@@ -164,7 +164,7 @@ def validate(
 ) -> None:
     """Say what would run, what is missing and roughly how long it takes; run nothing."""
     plan = _plan(suite, profile, attack, defense, settings)
-    for other in plan.suite.profiles:
+    for other in plan.profiles:
         _plan(suite, other, attack, defense, settings)  # its mistakes show before it is run
     from leakbench import runner
     from leakbench.data.catalog import data_root

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.events import PrivacyEvent, Relation, check_count, check_delta, grouped
 from leakbench.privacy.presets import Preset, preset_of
+from leakbench.spec import ACCOUNTANTS
 
 Level = Literal["instance", "client", "none"]
 

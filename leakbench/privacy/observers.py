@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from leakbench.errors import LeakbenchError
-from leakbench.names import ACCOUNTANTS
 from leakbench.privacy.account import Level, Result, epsilon
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_count, check_delta
 from leakbench.privacy.presets import preset_of
+from leakbench.spec import ACCOUNTANTS
 
 if TYPE_CHECKING:
     from leakbench.contracts import Defense, Guarantee, Observer, Setting, Weights

@@ -21,14 +21,15 @@ from math import inf, isfinite, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from leakbench import spec
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError
 from leakbench.judging import STEP_RULES, TRIVIAL
 from leakbench.metrics import SuccessRule, judge
-from leakbench.names import JUDGED
 from leakbench.privacy.ceiling import reconstruction_ceiling
 from leakbench.records import Key, Record
 from leakbench.report import costs
+from leakbench.spec import JUDGED, Cell, Plan, Printed
 from leakbench.statistics import (
     Interval,
     Verdict,
@@ -39,7 +40,6 @@ from leakbench.statistics import (
     rate_verdict,
     ratio_verdict,
 )
-from leakbench.suite import Cell, Plan, PrintedTable, RuleTable
 
 if TYPE_CHECKING:
     from leakbench.runner import PlannedCell, PlannedTraining
@@ -168,10 +168,10 @@ def build(
         )
     datasets = list(dict.fromkeys(cell["dataset"] for cell in cells))
     return {
-        "suite": plan.suite.name,
+        "suite": plan.name,
         "profile": plan.profile,
-        "title": plan.suite.title,
-        "source": plan.suite.source,
+        "title": plan.title,
+        "source": plan.source,
         "planned": sum(cell["planned"] for cell in cells),
         "networks": plan.networks,
         "victims": plan.victims,
@@ -196,14 +196,13 @@ def build(
 def rules_of(plan: Plan) -> list[Rule]:
     """The success rules of a plan, in the order of the suite file."""
     return [
-        Rule(judged=success_rule(table), label=table.label, paper=table.paper)
-        for table in plan.suite.rules
+        Rule(judged=success_rule(rule), label=rule.label, paper=rule.paper) for rule in plan.rules
     ]
 
 
-def success_rule(table: RuleTable) -> SuccessRule:
-    """What a suite file says about a rule, as `metrics.judge` takes it."""
-    return SuccessRule(**table.model_dump(exclude={"label", "paper"}))
+def success_rule(rule: spec.Rule) -> SuccessRule:
+    """What a suite says about a rule, as `metrics.judge` takes it."""
+    return SuccessRule(**rule.judged())
 
 
 def succeeded(rule: SuccessRule, record: Mapping[str, Any]) -> bool:
@@ -535,7 +534,7 @@ def _summary(
 # ------------------------------------------------------------------------------ verdicts
 
 
-def _as_printed(printed: PrintedTable) -> dict[str, str]:
+def _as_printed(printed: Printed) -> dict[str, str]:
     """The numbers there are; "asr" is "Y" or "N" where the paper only says whether it succeeds."""
     found = {"asr": printed.asr or str(printed.succeeds)}
     if printed.distance is not None:
@@ -546,7 +545,7 @@ def _as_printed(printed: PrintedTable) -> dict[str, str]:
 
 
 def _verdict(
-    trials: _Trials, rules: Sequence[Rule], printed: PrintedTable, plan: Plan
+    trials: _Trials, rules: Sequence[Rule], printed: Printed, plan: Plan
 ) -> dict[str, Any]:
     """Each printed number against each reading of what it may mean."""
     where = f"{plan.file}, printed {printed.dataset}/{printed.row}"
@@ -676,7 +675,7 @@ def _reading(
 
 
 def _sentence(
-    found: Mapping[str, Any], trials: _Trials, rules: Sequence[Rule], printed: PrintedTable
+    found: Mapping[str, Any], trials: _Trials, rules: Sequence[Rule], printed: Printed
 ) -> str:
     """Which reading, if any, reproduces each printed number."""
     if not trials.all_entering:
@@ -741,7 +740,7 @@ def _note(
 def _suite_notes(plan: Plan, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Notes of the suite file about something that is in this report."""
     notes = []
-    for note in plan.suite.notes:
+    for note in plan.notes:
         about = [
             cell
             for cell in cells

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from leakbench.names import JUDGED
 from leakbench.records import Key, Record
+from leakbench.spec import JUDGED, Plan
 from leakbench.statistics import mean_interval, rate_verdict
-from leakbench.suite import Plan
 
 if TYPE_CHECKING:
     from leakbench.runner import PlannedTraining

@@ -26,11 +26,10 @@ from leakbench import metrics
 from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError
-from leakbench.names import JUDGED
 from leakbench.records import Key, Record, Run
 from leakbench.report.cells import Rule, rules_of, succeeded
 from leakbench.report.tables import compact
-from leakbench.suite import Plan
+from leakbench.spec import JUDGED, Plan
 
 if TYPE_CHECKING:
     from leakbench.runner import PlannedCell
@@ -215,7 +214,7 @@ def _rows(
             rows.append(Row(label=(label,), text=text))
             continue
         shelf = _Shelf(run, warnings)
-        for quantile in plan.suite.gallery.quantiles:
+        for quantile in plan.gallery.quantiles:
             chosen = pick(_of(reference, records), quantile)
             if chosen is None:
                 continue
@@ -235,7 +234,7 @@ def _reference(
     warnings: list[str],
 ) -> PlannedCell | None:
     """The suite's reference cell of one data set, or the first with something to show."""
-    gallery = plan.suite.gallery
+    gallery = plan.gallery
     wanted = (gallery.row, gallery.knowledge)
     ordered = sorted(cells, key=lambda each: (each.cell.row, each.cell.knowledge) != wanted)
     for each in ordered:
@@ -472,7 +471,7 @@ def _render(plan: Plan, columns: Sequence[Column], rows: Sequence[Row]) -> bytes
 
 
 def _legend(plan: Plan) -> list[str]:
-    gallery = plan.suite.gallery
+    gallery = plan.gallery
     labels = {cell.row: cell.label for cell in plan.cells}
     reference = f"{labels.get(gallery.row, gallery.row)}, {gallery.knowledge}"
     rule = _frame_rule(plan)

@@ -17,8 +17,8 @@ from typing import Any
 
 import jinja2
 
-from leakbench.names import JUDGED
 from leakbench.report.cells import COUNTS, Report, flag_names, with_value
+from leakbench.spec import JUDGED
 
 DASH = "-"
 MARKS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
