@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leakbench import suite as suites
 from leakbench.errors import LeakbenchError
-from leakbench.spec import Cell, Plan
+from leakbench.spec import Cell, Plan, canonical
 from leakbench.suite import complete, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -455,7 +455,7 @@ def test_tiny_suite_resolves_with_all_defaults_spelled_out(write: Callable[[str]
     assert spec["attack_parameters"] == CPL_DEFAULTS | {"steps": 2}
     assert set(spec["defense_parameters"]) == {"clip", "noise_multiplier", "convention"}
     assert not {"variant", "defense_id", "label", "row"} & set(spec)
-    assert suites.canonical(spec) == suites.canonical(plan.cells[1].spec())
+    assert canonical(spec) == canonical(plan.cells[1].spec())
 
 
 def test_settings_reach_deep_keys_and_list_items(write: Callable[[str], str]) -> None:
@@ -566,7 +566,7 @@ def test_what_decides_a_result_of_a_variant_is_in_its_spec(write: Callable[[str]
     assert (spec["leak_type"], spec["local_steps"], spec["learning_rate"]) == (0, 4, 0.1)
     assert cell_of(plan, "matched/dp").spec()["grants"] == ("candidates", "labels")
     renamed = resolve(write(VARIED.replace('"own"', '"mine"').replace("own =", "mine =")))
-    assert suites.canonical(cell_of(renamed, "mine/none").spec()) == suites.canonical(spec)
+    assert canonical(cell_of(renamed, "mine/none").spec()) == canonical(spec)
 
 
 def test_shared_parameters_go_to_the_attacks_that_have_them(write: Callable[[str], str]) -> None:

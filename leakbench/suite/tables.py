@@ -1,0 +1,293 @@
+"""The tables of a suite file and the values that each key may have.
+
+Names that refer to each other are checked in `checks`, what a table means in `resolving`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leakbench.spec import (
+    GalleryRule,
+    Grant,
+    Knowledge,
+    Printed,
+    PrintedUtility,
+    Rule,
+    Scalar,
+    SuiteNote,
+    row_name,
+)
+
+Positive = Annotated[int, Field(gt=0)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class PretrainingTable(Table):
+    """[model.pretraining] Adam on the training images before the attack, without any defense."""
+
+    epochs: Positive
+    batch_size: Positive = 50
+    learning_rate: Annotated[float, Field(gt=0)] = 0.001
+
+
+class ModelTable(Table):
+    """[model] network, how its weights are drawn, and whether it is trained before the attack."""
+
+    name: str
+    weights: Literal["uniform", "default"] = "uniform"
+    pretraining: PretrainingTable | None = None
+
+
+class TrainingTable(Table):
+    """[training] batch_size a data set; iterations planned, of federated training rounds.
+
+    central: one client, one local step. federated: a client takes `local_steps` steps, each on
+    `batch_size` examples of its own. The other keys are those of `federated.Schedule`; they count
+    where the network is trained: in [utility], and before a leak later than the first.
+    """
+
+    mode: Literal["central", "federated"] = "central"
+    batch_size: dict[str, Positive]
+    iterations: Positive = 1
+    local_steps: Positive = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    clients: Positive = 1
+    clients_a_round: Positive = 1
+    examples_a_client: dict[str, Positive] = {}
+    sampling: Literal["fixed_size", "poisson"] = "fixed_size"
+    aggregation: Literal["fed_sgd", "fed_averaging"] = "fed_sgd"
+    partition: Literal["iid", "shards", "dirichlet"] = "iid"
+    classes_a_client: Positive = 2
+    concentration: Annotated[float, Field(gt=0)] = 0.5
+
+    def schedule(self, dataset: str) -> dict[str, Any]:
+        """Arguments of `federated.Schedule` for a data set."""
+        own = ("mode", "iterations", "batch_size", "examples_a_client")
+        return self.model_dump(exclude=set(own)) | {
+            "rounds": self.iterations,
+            "batch_size": self.batch_size[dataset],
+            "examples_a_client": self.examples_a_client.get(dataset),
+        }
+
+
+class LeakTable(Table):
+    """[leak] where and when the gradient is read.
+
+    type, view: see `contracts.LeakPoint`. at: the round (in central training: iteration) of the
+    first look; later than the first, the network is trained with the defense until then.
+    observations: looks at the same victims; over "noise": in the same round, the noise drawn anew
+    each time; over "rounds": one in each of so many rounds, in which training goes on.
+    """
+
+    type: Literal[0, 1, 2] = 2
+    view: Literal["example", "batch", "raw"] | None = None
+    at: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] = "first"
+    observations: Annotated[int, Field(gt=0, le=1000)] = 1
+    over: Literal["noise", "rounds"] = "noise"
+
+    def rounds(self, iterations: int) -> list[int]:
+        """Rounds of the looks, 0-based, in a training of so many."""
+        named = {"first": 0, "middle": iterations // 2, "last": iterations - 1}
+        first = named[self.at] if isinstance(self.at, str) else self.at
+        step = 1 if self.over == "rounds" else 0
+        return [first + step * look for look in range(self.observations)]
+
+
+class AttackTable(Table):
+    """[attack] hyper-parameters (those not named keep the plugin's defaults) and threat model.
+
+    grants: what the attacker is handed beside model, weights and gradients. knowledge: which of
+    the suite's attackers run it; all by default.
+    """
+
+    name: str
+    parameters: dict[str, Scalar] = {}
+    grants: list[Grant] = []
+    knowledge: Annotated[list[Knowledge], Field(min_length=1)] | None = None
+
+
+class VariantTable(Table):
+    """[[variants]] a row for every defense, with tables of its own instead of the suite's."""
+
+    id: Identifier
+    label: str
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    model: ModelTable | None = None
+    training: TrainingTable | None = None
+    leak: LeakTable | None = None
+    attack: AttackTable | None = None
+
+
+class KnowledgeTable(Table):
+    """[knowledge.naive], [knowledge.adaptive]: what this attacker sets differently."""
+
+    parameters: dict[str, Scalar] = {}
+
+
+class DefenseTable(Table):
+    """[[defenses]] one row of the table; `datasets` restricts an extra row to some of them."""
+
+    id: Identifier
+    name: str
+    label: str
+    parameters: dict[str, Scalar] = {}
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+
+
+class RuleTable(Table):
+    """[[rules]] what counts as a success (see `metrics.SuccessRule`)."""
+
+    name: Identifier
+    kind: Literal["mse", "distance", "strict", "identified"]
+    label: str
+    threshold: Annotated[float, Field(gt=0)] | None = None
+    clamp: bool = True
+    top: Positive = 1
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    paper: bool = False  # a reading of the paper's own rule: compared with its printed rate
+
+    def plain(self) -> Rule:
+        """As a plan holds it."""
+        return Rule(**self.model_dump())
+
+
+class PrintedTable(Table):
+    """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root.
+
+    succeeds: where the paper says of one example whether the attack succeeded, and no rate.
+    """
+
+    dataset: str
+    defense: str
+    variant: str = ""
+    asr: str | None = None
+    succeeds: Literal["Y", "N"] | None = None
+    mse: str | None = None
+    rmse: str | None = None
+    attack_iterations: str | None = None
+
+    @property
+    def row(self) -> str:
+        """Row of the table it stands in."""
+        return row_name(self.variant, self.defense)
+
+    def plain(self) -> Printed:
+        """As a plan holds it."""
+        return Printed(**self.model_dump())
+
+
+class UtilityTable(Table):
+    """[utility] what training with each defense costs: accuracy, epsilon, time.
+
+    model, training: of these trainings; those of the suite where not given. They use the whole
+    data set where there is a data root, else the embedded sample. evaluations: points of the
+    accuracy curve after the start. delta: at which epsilon is stated. datasets, defenses: those
+    of the suite to train; all by default.
+    """
+
+    model: ModelTable | None = None
+    training: TrainingTable | None = None
+    evaluations: Annotated[int, Field(gt=0, le=1000)] = 4
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    defenses: Annotated[list[str], Field(min_length=1)] | None = None
+
+
+class PrintedUtilityTable(Table):
+    """[[printed_utility]] the accuracy a paper prints for a defense, as printed."""
+
+    dataset: str
+    defense: str
+    accuracy: str
+
+    def plain(self) -> PrintedUtility:
+        """As a plan holds it."""
+        return PrintedUtility(**self.model_dump())
+
+
+class NoteTable(Table):
+    """[[notes]] why a number cannot be reproduced, or what was chosen where the paper is silent."""
+
+    text: str
+    datasets: list[str] | None = None
+    variants: list[str] | None = None
+    defenses: list[str] | None = None
+
+    def plain(self) -> SuiteNote:
+        """As a plan holds it."""
+        about = self.model_dump(exclude={"text"})
+        return SuiteNote(
+            text=self.text, **{k: None if v is None else tuple(v) for k, v in about.items()}
+        )
+
+
+class GalleryTable(Table):
+    """[gallery] victims are those at these MSE quantiles of a reference cell, best first."""
+
+    quantiles: Annotated[list[Fraction], Field(min_length=1)] = [0.5]
+    defense: str = "none"
+    variant: str = ""
+    knowledge: Knowledge = "naive"
+
+    def plain(self) -> GalleryRule:
+        """As a plan holds it."""
+        return GalleryRule(**self.model_dump() | {"quantiles": tuple(self.quantiles)})
+
+
+class UtilityProfileTable(Table):
+    """[profiles.*.utility] networks to train, 0 for none, and rounds in place of the suite's."""
+
+    networks: Annotated[int, Field(ge=0)] = 1
+    iterations: Positive | None = None
+
+
+class ProfileTable(Table):
+    """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
+
+    victims: images a network, cut down to whole batches where a victim is a batch. datasets: those
+    of the suite to run; all by default.
+    """
+
+    networks: Positive
+    victims: Positive
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    parameters: dict[str, Scalar] = {}
+    variants: dict[Identifier, dict[str, Scalar]] = {}
+    snapshots: list[Annotated[int, Field(ge=1)]] = []
+    utility: UtilityProfileTable = UtilityProfileTable()
+
+
+class Suite(Table):
+    """A whole suite file."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    name: Identifier
+    title: str
+    paper: str
+    source: str
+    version: Positive
+    seed: Annotated[int, Field(ge=0)]
+    datasets: Annotated[list[str], Field(min_length=1)]
+    model: ModelTable
+    training: TrainingTable
+    leak: LeakTable = LeakTable()
+    attack: AttackTable | None = None
+    variants: list[VariantTable] = []
+    knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)]
+    defenses: Annotated[list[DefenseTable], Field(min_length=1)]
+    rules: Annotated[list[RuleTable], Field(min_length=1)]
+    printed: list[PrintedTable] = []
+    utility: UtilityTable | None = None
+    printed_utility: list[PrintedUtilityTable] = []
+    notes: list[NoteTable] = []
+    gallery: GalleryTable = GalleryTable()
+    profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
+    dtype: Literal["float32", "float64"] = "float32"
