@@ -17,7 +17,7 @@ from leakbench import cli
 from leakbench.privacy import tables
 from leakbench.privacy.observers import account
 from leakbench.privacy.presets import PRESETS
-from leakbench.privacy.tables import TABLES, Cell
+from leakbench.privacy.tables import TABLES, EpsilonTable, PrintedNumber
 from leakbench.spec import ACCOUNTANTS
 
 RUN = ("--q", "0.01", "--steps", "10000", "--delta", "1e-5")  # of the TIFS paper
@@ -392,9 +392,12 @@ def test_a_cell_against_expectation_ends_with_code_1(
     leakbench: Command, monkeypatch: pytest.MonkeyPatch,
     computed: float | None, expected: bool, code: int, words: str, as_json: bool,
 ) -> None:  # fmt: skip
-    cell = Cell(row="r", column="c", printed="0.64", computed=computed, expected=expected)
-    sound = Cell(row="r", column="d", printed="97", computed=97)
-    monkeypatch.setitem(tables.TABLES, "made", ("Made", "paper:tifs", lambda: iter([cell, sound])))
+    cells = (
+        PrintedNumber(row="r", column="c", printed="0.64", computed=computed, expected=expected),
+        PrintedNumber(row="r", column="d", printed="97", computed=97),
+    )
+    made = EpsilonTable(name="made", title="Made", preset="paper:tifs", cells=cells)
+    monkeypatch.setattr(tables, "table", lambda name: made)
     done = leakbench("account", "--table", "made", *(["--json"] if as_json else []))
     assert done.code == code
     assert done.errors == ("made: 1 of 2 cells not as expected\n" if code else "")

@@ -10,7 +10,7 @@ import pytest
 from leakbench.errors import LeakbenchError
 from leakbench.privacy.account import epsilon
 from leakbench.privacy.events import PrivacyEvent
-from leakbench.privacy.tables import TABLES, Cell, Table, table
+from leakbench.privacy.tables import TABLES, EpsilonTable, PrintedNumber, table
 
 PRINTED = Path(__file__).with_name("published_epsilons.csv")
 
@@ -60,7 +60,7 @@ IRREPRODUCIBLE = [
 
 
 @cache
-def computed(name: str) -> Table:
+def computed(name: str) -> EpsilonTable:
     return table(name)
 
 
@@ -155,8 +155,8 @@ def test_fed_cdp_table_6() -> None:
 
 
 def test_matching_is_rounding() -> None:
-    def cell(printed: str, value: float | None) -> Cell:
-        return Cell(row="", column="", printed=printed, computed=value)
+    def cell(printed: str, value: float | None) -> PrintedNumber:
+        return PrintedNumber(row="", column="", printed=printed, computed=value)
 
     assert cell("0.64", 0.6449).matches and cell("0.64", 0.635).matches
     assert not cell("0.640", 0.6449).matches and not cell("0.64", 0.6451).matches

@@ -17,7 +17,7 @@ from leakbench.errors import LeakbenchError, unknown_name
 
 if TYPE_CHECKING:
     from leakbench.privacy.account import Result
-    from leakbench.privacy.tables import Cell
+    from leakbench.privacy.tables import PrintedNumber
 
 MOST = 10**12
 """Largest count that accounting is asked for; floating point holds it."""
@@ -341,7 +341,7 @@ def _account_table(name: str, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _computed(cell: Cell) -> str:
+def _computed(cell: PrintedNumber) -> str:
     """With one digit more than is printed."""
     if cell.computed is None:
         return "-"
@@ -349,7 +349,7 @@ def _computed(cell: Cell) -> str:
     return f"{cell.computed:.{decimals + 1 if decimals else 0}f}"
 
 
-def _match(cell: Cell) -> str:
+def _match(cell: PrintedNumber) -> str:
     if cell.matches == cell.expected:
         return "yes" if cell.matches else "no, as expected"
     return "YES, UNEXPECTED" if cell.matches else "NO, UNEXPECTED"
