@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from leakbench import data
-from leakbench.data import catalog, datasets, prepare, readers
+from leakbench.data import catalog, datasets, entries, prepare, readers, writing
+from leakbench.data.families import faces
 from leakbench.errors import DataMissing, LeakbenchError
 
 SAMPLED = ("mnist", "fashion_mnist", "cifar10")
@@ -116,18 +118,18 @@ def test_means_are_near_the_published_ones(name: str, means: list[float], tolera
 
 
 def test_samples_are_small_and_match_their_checksums() -> None:
-    assert sum(path.stat().st_size for path in catalog.SAMPLES.iterdir()) <= 8_000_000
-    lines = (catalog.SAMPLES / "SHA256SUMS").read_text().splitlines()
+    assert sum(path.stat().st_size for path in entries.SAMPLES.iterdir()) <= 8_000_000
+    lines = (entries.SAMPLES / "SHA256SUMS").read_text().splitlines()
     listed = {file: digest for digest, file in (line.split("  ") for line in lines)}
     assert set(listed) == {"mnist.npz", "fashion_mnist.npz", "cifar10.npz", "breast_cancer.npz",
                            "lfw_indices.json", "adult_indices.json"}  # fmt: skip
     for file, digest in listed.items():
-        assert hashlib.sha256((catalog.SAMPLES / file).read_bytes()).hexdigest() == digest
+        assert hashlib.sha256((entries.SAMPLES / file).read_bytes()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_are_plain_npz_with_fixed_dates(name: str) -> None:
-    path = catalog.SAMPLES / f"{name}.npz"
+    path = entries.SAMPLES / f"{name}.npz"
     with np.load(path, allow_pickle=False) as arrays:
         assert {key: arrays[key].dtype.name for key in arrays.files} == {
             "images": "uint8",
@@ -154,7 +156,7 @@ def test_data_root_does_not_change_a_sample(tmp_path: Path, fresh: None) -> None
 
 
 def test_lfw_indices_are_those_of_the_script_and_balanced() -> None:
-    index = json.loads((catalog.SAMPLES / "lfw_indices.json").read_text())
+    index = json.loads((entries.SAMPLES / "lfw_indices.json").read_text())
     make_samples = script()
     assert index == make_samples.lfw_indices()
     parts = [index[part] for part in ("candidates", "train", "public")]
@@ -174,7 +176,7 @@ BREAST_CANCER_RANGES = {0: (6.981, 28.11), 1: (9.71, 39.28), 3: (143.5, 2501.0),
 
 
 def breast_cancer_arrays() -> dict[str, Any]:
-    with np.load(catalog.SAMPLES / "breast_cancer.npz", allow_pickle=False) as arrays:
+    with np.load(entries.SAMPLES / "breast_cancer.npz", allow_pickle=False) as arrays:
         return {key: arrays[key] for key in arrays.files}
 
 
@@ -240,7 +242,7 @@ def test_breast_cancer_needs_no_root(tmp_path: Path) -> None:
 
 
 def test_adult_indices_come_from_their_parts() -> None:
-    index = json.loads((catalog.SAMPLES / "adult_indices.json").read_text())
+    index = json.loads((entries.SAMPLES / "adult_indices.json").read_text())
     parts = [index[part] for part in ("candidates", "train", "public")]
     assert [len(part) for part in parts] == [1000, 3000, 1000]
     assert len({row for part in parts for row in part}) == 5000
@@ -262,8 +264,10 @@ def test_importing_and_describing_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, env={}
     )
     assert done.returncode == 0, done.stderr
-    images = ["embedded sample"] * 3 + ["missing"]
-    assert done.stdout.strip() == str([*images, "embedded sample", "missing"])
+    sampled = {"breast_cancer", "cifar10", "fashion_mnist", "mnist"}
+    expected = ["embedded sample" if n in sampled else "missing" for n in data.NAMES]
+    assert done.stdout.strip() == str(expected)
+    assert expected.count("embedded sample") == 4
 
 
 def test_describe_sees_complete_data_roots_only(tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def test_missing_full_data_is_said(name: str, tmp_path: Path) -> None:
 def test_unknown_name_gets_the_closest_match(get: Any) -> None:
     with pytest.raises(LeakbenchError, match=r"'mnits' \(did you mean 'mnist'\?\).*cifar10.*lfw"):
         get("mnits")
-    with pytest.raises(LeakbenchError, match="unknown data set"):
+    with pytest.raises(LeakbenchError, match="'../mnist': a path must lead to .* is not there"):
         get("../mnist")
 
 
@@ -326,9 +330,9 @@ def test_data_root_must_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path:
     """A private copy of the samples that `load` reads."""
-    for path in catalog.SAMPLES.iterdir():
+    for path in entries.SAMPLES.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(catalog, "SAMPLES", tmp_path)
+    monkeypatch.setattr(entries, "SAMPLES", tmp_path)
     return tmp_path
 
 
@@ -371,7 +375,7 @@ def load_lfw(root: Path) -> data.Dataset:
 def test_lfw_rows_come_in_the_order_of_the_index(tmp_path: Path, lfw_bytes: bytes) -> None:
     (tmp_path / "lfw.npz").write_bytes(lfw_bytes)
     found = load_lfw(tmp_path)
-    index = json.loads((catalog.SAMPLES / "lfw_indices.json").read_text())
+    index = json.loads((entries.SAMPLES / "lfw_indices.json").read_text())
 
     def rows(images: torch.Tensor) -> list[int]:
         corner = (images[:, :2, 0, 0] * 255).round().to(torch.int64)
@@ -525,18 +529,19 @@ def announce(
     """Put small archives into a folder and make their checksums the published ones."""
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
-    for archive, content in zip(prepare.ARCHIVES[name], contents, strict=True):
+    for archive, content in zip(catalog.CATALOG[name].archives, contents, strict=True):
         path = folder / archive.file
         path.write_bytes(content)
         changed.append(
-            prepare.Archive(
+            entries.Archive(
                 file=archive.file,
                 urls=((folder / "absent").as_uri(), path.as_uri()),
                 algorithm=archive.algorithm,
                 digest=hashlib.new(archive.algorithm, content).hexdigest(),
             )
         )
-    monkeypatch.setitem(prepare.ARCHIVES, name, tuple(changed))
+    entry = replace(catalog.CATALOG[name], archives=tuple(changed))
+    monkeypatch.setitem(catalog.CATALOG, name, entry)
 
 
 def idx_archives(seed: int) -> tuple[list[bytes], list[bytes]]:
@@ -600,7 +605,7 @@ def test_prepare_lfw_keeps_people_with_enough_images(
             "Bob_A_0001": 200}  # fmt: skip
     files = {f"lfw_funneled/{k[:-5]}/{k}.jpg": jpeg_bytes(v) for k, v in grey.items()}
     files["lfw_funneled/pairs_01.txt"] = b"not a picture"
-    monkeypatch.setattr(prepare, "LFW_MIN_IMAGES", 2)
+    monkeypatch.setattr(faces, "MIN_IMAGES", 2)
     announce(monkeypatch, "lfw", [tar_bytes(files)], tmp_path)
     prepare.prepare(tmp_path / "dest", ["lfw"], tmp_path)
     with np.load(tmp_path / "dest" / "lfw.npz", allow_pickle=False) as arrays:
@@ -735,7 +740,7 @@ def test_prepare_says_when_every_mirror_fails(
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "dest/downloads/cifar10").iterdir())
 
-    monkeypatch.setattr(prepare, "LIMIT_BYTES", 3)
+    monkeypatch.setattr(writing, "LIMIT_BYTES", 3)
     with pytest.raises(LeakbenchError, match="more than the 3 bytes allowed"):
         prepare.prepare(tmp_path / "dest", ["cifar10"])
 
@@ -745,7 +750,7 @@ def test_prepare_says_when_every_mirror_fails(
     [("mnist", torchvision.datasets.MNIST), ("fashion_mnist", torchvision.datasets.FashionMNIST)],
 )
 def test_checksums_and_mirrors_are_those_of_torchvision(name: str, known: Any) -> None:
-    archives = prepare.ARCHIVES[name]
+    archives = catalog.CATALOG[name].archives
     assert {(a.file, a.digest) for a in archives} == set(known.resources)
     assert known.mirrors[0] + archives[0].file in archives[0].urls
 

@@ -2,151 +2,93 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from dataclasses import dataclass
+import pkgutil
+import re
 from pathlib import Path
 
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.data import entries, families
+from leakbench.data.entries import Entry, OwnData, Source
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 
 ENVIRONMENT_VARIABLE = "LEAKBENCH_DATA"
-SAMPLES = Path(__file__).parent / "samples"
+LARGEST_SIDE = 4096
+"""Pixels; of images given by path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """The static facts of one data set.
-
-    `input_shape` is (channels, height, width) of images, (columns,) of a table. `sample` is a file
-    in `samples/` with examples, or None where none may be shipped; `sample_counts` its candidates,
-    further training examples and public examples; `root_files` are relative to a data root, none
-    where the sample is the whole set; `full_counts` its training and test examples. `class_names`
-    is empty where the names come with the data.
-    """
-
-    name: str
-    title: str
-    classes: int
-    class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    sample: str | None
-    sample_counts: tuple[int, int, int]
-    root_files: tuple[str, ...]
-    full_counts: tuple[int, int]
-    licence: str
+def _built_in() -> dict[str, Entry]:
+    """The entries of all files in `families`, by name."""
+    modules = (
+        importlib.import_module(f"{families.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(families.__path__)
+    )
+    every: list[Entry] = [entry for module in modules for entry in module.ENTRIES]
+    return {entry.name: entry for entry in sorted(every, key=lambda entry: entry.name)}
 
 
-def _idx_files(folder: str) -> tuple[str, ...]:
-    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    return tuple(f"{folder}/raw/{part}-ubyte" for part in parts)
-
-
-_ENTRIES = (
-    Entry(
-        name="mnist",
-        title="MNIST handwritten digits",
-        classes=10,
-        class_names=tuple("0123456789"),
-        input_shape=(1, 28, 28),
-        sample="mnist.npz",
-        sample_counts=(1000, 3000, 1000),
-        root_files=_idx_files("MNIST"),
-        full_counts=(60_000, 10_000),
-        licence="CC BY-SA 3.0 (as usually given)",
-    ),
-    Entry(
-        name="fashion_mnist",
-        title="Fashion-MNIST",
-        classes=10,
-        class_names=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-        input_shape=(1, 28, 28),
-        sample="fashion_mnist.npz",
-        sample_counts=(1000, 3000, 1000),
-        root_files=_idx_files("FashionMNIST"),
-        full_counts=(60_000, 10_000),
-        licence="MIT",
-    ),
-    Entry(
-        name="cifar10",
-        title="CIFAR-10",
-        classes=10,
-        class_names=(
-            "airplane",
-            "automobile",
-            "bird",
-            "cat",
-            "deer",
-            "dog",
-            "frog",
-            "horse",
-            "ship",
-            "truck",
-        ),
-        input_shape=(3, 32, 32),
-        sample="cifar10.npz",
-        sample_counts=(1000, 0, 1000),
-        root_files=("cifar10.npz",),
-        full_counts=(50_000, 10_000),
-        licence="none stated by the authors",
-    ),
-    Entry(
-        name="lfw",
-        title="Labeled Faces in the Wild, the 62 people with at least 20 images",
-        classes=62,
-        class_names=(),
-        input_shape=(3, 32, 32),
-        sample=None,
-        sample_counts=(1000, 1267, 756),
-        root_files=("lfw.npz",),
-        full_counts=(2267, 756),
-        licence="none stated; faces of real people, for research only",
-    ),
-    Entry(
-        name="breast_cancer",
-        title="Breast Cancer Wisconsin (Diagnostic), tabular",
-        classes=2,
-        class_names=("malignant", "benign"),
-        input_shape=(30,),
-        sample="breast_cancer.npz",
-        sample_counts=(200, 200, 169),
-        root_files=(),
-        full_counts=(400, 169),
-        licence="CC BY 4.0",
-    ),
-    Entry(
-        name="adult",
-        title="Adult census income, tabular",
-        classes=2,
-        class_names=("<=50K", ">50K"),
-        input_shape=(105,),
-        sample=None,
-        sample_counts=(1000, 3000, 1000),
-        root_files=("adult.npz",),
-        full_counts=(32_561, 16_281),
-        licence="CC BY 4.0; answers of real people",
-    ),
-)
-
-CATALOG = {entry.name: entry for entry in _ENTRIES}
+CATALOG = _built_in()
 NAMES = tuple(CATALOG)
 
 
-def look_up(name: str) -> Entry:
-    """The facts of a data set; LeakbenchError with the closest match for an unknown name."""
+def look_up(source: Source) -> Entry:
+    """The facts of a data set; of the user's own, all of it is read to find them.
+
+    LeakbenchError with the closest match for an unknown name; what is wrong with one's own data;
+    DataMissing where these are not there.
+    """
+    if isinstance(source, OwnData):
+        from leakbench.data import own  # brings numpy
+
+        return own.entry(source)
+    if is_path(source):
+        return look_up(locate(source))
     try:
-        return CATALOG[name]
+        return CATALOG[source]
     except KeyError:
-        raise unknown_name("data set", name, NAMES) from None
+        raise unknown_name("data set", source, NAMES) from None
+
+
+def is_path(text: str) -> bool:
+    """Whether a data set is named by a path: with a slash, or ending in .npz."""
+    return "/" in text or os.sep in text or text.endswith(".npz")
+
+
+def locate(
+    text: str, base: Path | None = None, *, size: int | None = None, seed: int = 0
+) -> OwnData:
+    """The data at a path, relative to `base` (default: the working directory).
+
+    Args:
+        size: pixels; images are resized to (size, size). seed: of the split, from 0 on.
+
+    Raises:
+        LeakbenchError: it is neither a folder nor an .npz file, or is called as a data set of
+            leakbench's own; `size` or `seed` is not allowed.
+    """
+    path = os.path.abspath(Path(base or Path.cwd(), os.path.expanduser(text)))
+    folder, file = os.path.isdir(path), os.path.isfile(path) and path.endswith(".npz")
+    if not folder and not file:
+        state = "is neither of them" if os.path.lexists(path) else "is not there"
+        raise LeakbenchError(
+            f"data set '{text}': a path must lead to a folder of images by class or to an .npz "
+            f"file, and '{path}' {state}"
+        )
+    name = Path(path).name if folder else Path(path).stem
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._") or "own"
+    if name in CATALOG:
+        raise LeakbenchError(
+            f"data set '{text}': it would be called '{name}' in tables, as the one that comes with "
+            "leakbench; rename the folder or file"
+        )
+    if size is not None:
+        require_at_least(f"data set '{text}'", 1, size=size)
+        if size > LARGEST_SIDE:
+            raise LeakbenchError(
+                f"data set '{text}': size must be at most {LARGEST_SIDE} pixels, got {size}"
+            )
+    require_at_least(f"data set '{text}'", 0, seed=seed)
+    return OwnData(path=path, name=name, size=size, seed=seed)
 
 
 def data_root() -> Path | None:
@@ -170,7 +112,11 @@ def how_to_get(entry: Entry) -> str:
     """The command that puts the full data set into a data root, in words."""
     if not entry.root_files:
         return "part of leakbench"
-    return f"leakbench data prepare DEST {entry.name}, then {ENVIRONMENT_VARIABLE}=DEST"
+    prepared = f"leakbench data prepare DEST {entry.name}"
+    if any(not archive.digest for archive in entry.archives):
+        archive = entry.archives[0]
+        prepared = f"fetch {archive.urls[0]}, {prepared} --source FOLDER"
+    return f"{prepared}, then {ENVIRONMENT_VARIABLE}=DEST"
 
 
 def describe(root: Path | None = None) -> list[dict[str, str]]:
@@ -181,7 +127,7 @@ def describe(root: Path | None = None) -> list[dict[str, str]]:
     LeakbenchError when LEAKBENCH_DATA is not a folder.
     """
     root = root if root is not None else data_root()
-    return [_row(entry, root) for entry in _ENTRIES]
+    return [_row(entry, root) for entry in CATALOG.values()]
 
 
 def _row(entry: Entry, root: Path | None) -> dict[str, str]:
@@ -189,7 +135,7 @@ def _row(entry: Entry, root: Path | None) -> dict[str, str]:
     if files and all(file.is_file() for file in files):
         status, where = "in data root", str(files[0].parent)
     elif entry.sample is not None:
-        status, where = "embedded sample", str(SAMPLES / entry.sample)
+        status, where = "embedded sample", str(entries.SAMPLES / entry.sample)
     else:
         status, where = "missing", str(root) if root is not None else ""
     return {
