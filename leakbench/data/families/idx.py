@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leakbench.data.entries import Archive, Entry, read_embedded
 
@@ -19,7 +19,7 @@ def read_full(entry: Entry, files: Sequence[Path]) -> Whole:
     from leakbench.data import readers
     from leakbench.data.examples import Whole, check_labels
 
-    parts = {}
+    parts: dict[str, Any] = {}
     for part, n, offset in zip(("train", "test"), entry.full_counts, (0, 2), strict=True):
         images = readers.read_idx(files[offset], (n, *entry.input_shape[1:]))
         labels = readers.read_idx(files[offset + 1], (n,))
