@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
-from leakbench.errors import LeakbenchError
+from leakbench.contracts import Attack, Leak, LeakFacts, Reconstruction, Streams, Watch
 from leakbench.labels import labels_of
 
 
@@ -31,8 +30,21 @@ class Analytic(Attack):
     name: ClassVar[str] = "analytic"
     paper: ClassVar[str] = "Phong et al., TIFS 2018"
 
+    def skip(self, facts: LeakFacts) -> str:
+        if facts.batch_size != 1:
+            return (
+                f"batch_size must be 1, a sum of inputs is not taken apart, got {facts.batch_size}"
+            )
+        shapes, size = list(facts.parameters.values())[:2], math.prod(facts.input_shape)
+        if len(shapes) < 2 or shapes[0] != (*shapes[1], size) or len(shapes[1]) != 1:
+            return (
+                f"the model's first layer must be dense with a bias, weight (units, {size}) and "
+                f"bias (units,), got parameters of shapes {shapes}"
+            )
+        return ""
+
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        self._require_dense(leak)
+        self.require_suitable(leak)
         gradients = [list(seen.gradients.tensors.values())[:2] for seen in leak.observations]
         weight = torch.cat([weight for weight, _ in gradients], dim=1)
         bias = torch.cat([bias for _, bias in gradients], dim=1)
@@ -54,17 +66,3 @@ class Analytic(Attack):
             evaluations=zeros,
             status=tuple("converged" if ok else "nan" for ok in finite.tolist()),
         )
-
-    def _require_dense(self, leak: Leak) -> None:
-        if leak.batch_size != 1:
-            raise LeakbenchError(
-                f"{self.name}: batch_size must be 1, a sum of inputs is not taken apart, "
-                f"got {leak.batch_size}"
-            )
-        shapes = [tuple(value.shape[1:]) for value in leak.observed.tensors.values()][:2]
-        size = math.prod(leak.input_shape)
-        if len(shapes) < 2 or shapes[0] != (*shapes[1], size) or len(shapes[1]) != 1:
-            raise LeakbenchError(
-                f"{self.name}: the model's first layer must be dense with a bias, weight "
-                f"(units, {size}) and bias (units,), got parameters of shapes {shapes}"
-            )

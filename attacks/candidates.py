@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
-from leakbench.errors import LeakbenchError
+from leakbench.contracts import Attack, Leak, LeakFacts, LocalSteps, Reconstruction, Streams, Watch
+from leakbench.matching import squared_loss
 from leakbench.optim import with_copies
 from leakbench.spec import Grant
 
@@ -42,6 +42,16 @@ class Candidates(Attack):
     name: ClassVar[str] = "candidates"
     requires: ClassVar[tuple[Grant, ...]] = ("candidates",)
     local_steps: LocalSteps = "unroll"
+
+    def skip(self, facts: LeakFacts) -> str:
+        if facts.batch_size != 1:
+            return (
+                f"batch_size must be 1, one candidate behind each gradient, got {facts.batch_size}"
+            )
+        return "" if facts.candidates else "the threat model must grant 'candidates'"
+
+    def budget(self, facts: LeakFacts) -> int:
+        return facts.candidates
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         inputs, _ = self._granted(leak)
@@ -81,13 +91,12 @@ class Candidates(Attack):
             parts.append(loss[: len(pairs)])
         return torch.cat(parts).reshape(leak.n, count)
 
+    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """(k,) the negative log-likelihood, up to a factor of each victim's own."""
+        return squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
+
     def _granted(self, leak: Leak) -> tuple[Tensor, Tensor]:
-        if leak.batch_size != 1:
-            raise LeakbenchError(
-                f"{self.name}: batch_size must be 1, one candidate behind each gradient, "
-                f"got {leak.batch_size}"
-            )
-        if leak.candidates is None or leak.candidate_labels is None:
-            raise LeakbenchError(f"{self.name}: the threat model must grant 'candidates'")
+        self.require_suitable(leak)
+        assert leak.candidates is not None and leak.candidate_labels is not None
         inputs = leak.candidates.to(dtype=leak.dtype, device=leak.device)
         return inputs, leak.candidate_labels.to(leak.device)

@@ -7,22 +7,19 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
+from leakbench.contracts import Leak, LeakFacts, Streams
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
-from leakbench.inversion import match
-from leakbench.labels import labels_of
-from leakbench.matching import check_prior
+from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS
-from leakbench.parameters import check_kinds
-from leakbench.starts import CONSTANT, STARTS, Distribution, patterned
+from leakbench.starts import CONSTANT, STARTS, Distribution, patterned, unsuited
 
 Init = Literal[
     "patterned", "uniform", "normal", "dark", "light", "red", "green", "blue", "surrogate"
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CPL(Attack):
+@dataclass(frozen=True, kw_only=True)
+class CPL(MatchingAttack):
     """Client privacy leakage attack (Wei et al., ESORICS 2020), as its LFW notebook runs it.
 
     x_0 is one U[0, 1) tile repeated 2 x 2; y is the head row with the smallest gradient sum; then
@@ -50,34 +47,30 @@ class CPL(Attack):
 
     name: ClassVar[str] = "cpl"
     paper: ClassVar[str] = "Wei et al., ESORICS 2020"
-    evaluations_a_step: ClassVar[int] = LBFGS.evaluations_a_step
     steps: int = 300
     init: Init = "patterned"
     grid: int = 2
     distribution: Distribution = "uniform"
     line_search: bool = False
-    restarts: int = 1
-    total_variation: float = 0.0
-    local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
         if self.init != "patterned" and self.init not in STARTS:
             raise unknown_name("init", self.init, ["patterned", *STARTS], self.name)
-        check_kinds(self)
-        require_at_least(self.name, 1, steps=self.steps, grid=self.grid, restarts=self.restarts)
-        check_prior(self.name, self.total_variation)
+        super().__post_init__()
+        require_at_least(self.name, 1, grid=self.grid)
         if self.restarts > 1 and self.init in CONSTANT:
             raise LeakbenchError(
                 f"{self.name}: restarts must be 1 from the start '{self.init}', which is always "
                 f"the same, got {self.restarts}"
             )
 
+    def skip(self, facts: LeakFacts) -> str:
+        return super().skip(facts) or unsuited(self.init, facts)
+
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         if self.init == "patterned":
             return patterned(leak, streams, self.grid, restart, self.distribution)
         return STARTS[self.init](leak, streams, restart)
 
-    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        labels = labels_of(leak, streams)
-        optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
-        return match(self, leak, streams, labels, optimiser, watch, restarts=self.restarts)
+    def optimiser(self, facts: LeakFacts) -> LBFGS:
+        return LBFGS(steps=self.steps, line_search=self.line_search)

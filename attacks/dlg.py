@@ -7,17 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
-from leakbench.errors import require_at_least
-from leakbench.inversion import match
-from leakbench.matching import check_prior
+from leakbench.contracts import Leak, LeakFacts, Streams
+from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS
-from leakbench.parameters import check_kinds
 from leakbench.starts import gaussian
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DLG(Attack):
+@dataclass(frozen=True, kw_only=True)
+class DLG(MatchingAttack):
     """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019).
 
     x_0 ~ N(0, 1), label logits y_0 ~ N(0, 1), for each of the B inputs; then `steps` L-BFGS steps
@@ -38,21 +35,14 @@ class DLG(Attack):
 
     name: ClassVar[str] = "dlg"
     paper: ClassVar[str] = "Zhu et al., NeurIPS 2019"
-    evaluations_a_step: ClassVar[int] = LBFGS.evaluations_a_step
     steps: int = 300
     line_search: bool = False
-    restarts: int = 1
-    total_variation: float = 0.0
-    local_steps: LocalSteps = "unroll"
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
-        check_prior(self.name, self.total_variation)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
 
-    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
-        return match(self, leak, streams, None, optimiser, watch, restarts=self.restarts)
+    def labels(self, leak: Leak, streams: Streams) -> None:
+        """Soft ones."""
+
+    def optimiser(self, facts: LeakFacts) -> LBFGS:
+        return LBFGS(steps=self.steps, line_search=self.line_search)

@@ -7,18 +7,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
-from leakbench.errors import require_at_least
-from leakbench.inversion import match
-from leakbench.labels import labels_of
-from leakbench.matching import check_prior, cosine_loss, with_prior
+from leakbench.contracts import Leak, LeakFacts, Streams
+from leakbench.inversion import MatchingAttack
+from leakbench.matching import cosine_loss
 from leakbench.optim import SignedAdam
-from leakbench.parameters import check_kinds, require_in
+from leakbench.parameters import require_in
 from leakbench.starts import gaussian
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradInv(Attack):
+@dataclass(frozen=True, kw_only=True)
+class GradInv(MatchingAttack):
     """Inverting gradients (Geiping, Bauermeister, Droege and Moeller, NeurIPS 2020).
 
     x_0 ~ N(0, 1); then `steps` steps of Adam on the sign of the gradient of
@@ -45,24 +43,17 @@ class GradInv(Attack):
     paper: ClassVar[str] = "Geiping et al., NeurIPS 2020"
     steps: int = 24000
     lr: float = 0.1
-    restarts: int = 1
     total_variation: float = 1e-4
-    local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
-        check_kinds(self)
-        require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
-        check_prior(self.name, self.total_variation)
+        super().__post_init__()
         require_in(self.name, "(0, inf)", lr=self.lr)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
 
-    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        distance = cosine_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
-        return with_prior(distance, inputs, self.total_variation)
+    def distance(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return cosine_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
 
-    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        labels = labels_of(leak, streams)
-        optimiser = SignedAdam(steps=self.steps, lr=self.lr, box=leak.input_range)
-        return match(self, leak, streams, labels, optimiser, watch, restarts=self.restarts)
+    def optimiser(self, facts: LeakFacts) -> SignedAdam:
+        return SignedAdam(steps=self.steps, lr=self.lr, box=facts.input_range)

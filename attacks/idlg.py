@@ -7,18 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from leakbench.contracts import Attack, Leak, LocalSteps, Reconstruction, Streams, Watch
-from leakbench.errors import require_at_least
-from leakbench.inversion import match
-from leakbench.labels import labels_of
-from leakbench.matching import check_prior
+from leakbench.contracts import Leak, LeakFacts, Streams
+from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS
-from leakbench.parameters import check_kinds
 from leakbench.starts import gaussian
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IDLG(Attack):
+@dataclass(frozen=True, kw_only=True)
+class IDLG(MatchingAttack):
     """Improved deep leakage from gradients (Zhao, Mopuri and Bilen, 2020).
 
     y is the class whose head row has the smallest gradient sum; x_0 ~ N(0, 1); then `steps` L-BFGS
@@ -41,22 +37,11 @@ class IDLG(Attack):
 
     name: ClassVar[str] = "idlg"
     paper: ClassVar[str] = "Zhao et al., 2020"
-    evaluations_a_step: ClassVar[int] = LBFGS.evaluations_a_step
     steps: int = 300
     line_search: bool = False
-    restarts: int = 1
-    total_variation: float = 0.0
-    local_steps: LocalSteps = "unroll"
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        require_at_least(self.name, 1, steps=self.steps, restarts=self.restarts)
-        check_prior(self.name, self.total_variation)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
 
-    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        labels = labels_of(leak, streams)
-        optimiser = LBFGS(steps=self.steps, line_search=self.line_search)
-        return match(self, leak, streams, labels, optimiser, watch, restarts=self.restarts)
+    def optimiser(self, facts: LeakFacts) -> LBFGS:
+        return LBFGS(steps=self.steps, line_search=self.line_search)

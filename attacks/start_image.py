@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Attack, Ended, Leak, Reconstruction, Streams, Watch
+from leakbench.contracts import Attack, Ended, Leak, LeakFacts, Reconstruction, Streams, Watch
 from leakbench.errors import require_at_least
 from leakbench.labels import labels_of
 from leakbench.parameters import check_kinds
-from leakbench.starts import patterned
+from leakbench.starts import patterned, unsuited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,14 @@ class StartImage(Attack):
         check_kinds(self)
         require_at_least(self.name, 1, grid=self.grid)
 
+    def skip(self, facts: LeakFacts) -> str:
+        return unsuited("patterned", facts)
+
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return patterned(leak, streams, self.grid, restart)
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        self.require_suitable(leak)
         start = self.start(leak, streams)
         nothing = torch.full((leak.n,), torch.nan, dtype=leak.dtype, device=leak.device)
         zeros = torch.zeros(leak.n, dtype=torch.int64, device=leak.device)

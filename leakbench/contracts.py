@@ -22,7 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -214,6 +214,32 @@ class Simulate(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeakFacts:
+    """What is known of a leak before it is made: enough to tell whether an attack suits it.
+
+    Attributes:
+        point: where the gradients are read.
+        batch_size: examples behind each gradient, over all local steps.
+        local_steps: of the update behind types 0 and 1.
+        observations: looks at the same victims.
+        input_shape, input_range, classes: public facts of the data.
+        parameters: name -> shape of every parameter that has a gradient, in the model's order.
+        candidates, public: how many inputs the threat model grants; 0 where it grants none.
+    """
+
+    point: LeakPoint
+    batch_size: int
+    local_steps: int
+    observations: int
+    input_shape: tuple[int, ...]
+    input_range: tuple[float, float]
+    classes: int
+    parameters: Mapping[str, tuple[int, ...]]
+    candidates: int
+    public: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
     """All that an attack is given about n victims; the victims themselves are not in it.
 
@@ -269,6 +295,22 @@ class Leak:
                 if (found := tuple(value.shape[1:])) != (wanted := tuple(weights[name].shape)):
                     text = f"the gradient of '{name}' is {found} a victim, its weight {wanted}"
                     raise LeakbenchError(f"leak, observation {number}: {text}")
+
+    @property
+    def facts(self) -> LeakFacts:
+        """What is known of the leak before it is made."""
+        return LeakFacts(
+            point=self.point,
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            observations=len(self.observations),
+            input_shape=self.input_shape,
+            input_range=self.input_range,
+            classes=self.classes,
+            parameters={name: tuple(v.shape[1:]) for name, v in self.observed.tensors.items()},
+            candidates=0 if self.candidates is None else len(self.candidates),
+            public=0 if self.public is None else len(self.public),
+        )
 
     @property
     def n(self) -> int:
@@ -344,16 +386,15 @@ class Reconstruction:
 
 
 class Attack(ABC):
-    """Family base: `name` identifies the plugin, fields are its hyper-parameters."""
+    """Family base: `name` identifies the plugin, fields are its hyper-parameters.
+
+    An attack that matches gradients derives from `inversion.MatchingAttack`, which has most of it.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
     requires: ClassVar[tuple[Grant, ...]] = ()
     """What the threat model must grant."""
-    evaluations_a_step: ClassVar[int] = 1
-    """At most, for estimates of how long a run takes."""
-    local_steps: LocalSteps = "unroll"
-    total_variation: float = 0.0
 
     def __post_init__(self) -> None:
         check_kinds(self)
@@ -366,17 +407,38 @@ class Attack(ABC):
         """(n, B, *shape) the attack's first iterate, a baseline of every table; None if none."""
         return None
 
-    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        """(k,) the attack's own loss of `inputs` for victims `rows`.
+    def skip(self, facts: LeakFacts) -> str:
+        """Why the attack cannot work on such leaks, as the end of a sentence; "" where it can.
 
-        The harness evaluates it at the truth, to tell a failed optimiser from a gradient that no
-        longer points there. Default: squared L2 distance, weighted where the attacker knows
-        unequal noise, summed over the observations, plus `total_variation` times that prior.
+        Asked when a run is planned: its trials then count as skipped, with this reason.
         """
-        from leakbench.matching import squared_loss, with_prior  # they build on this module
+        return ""
 
-        distance = squared_loss(leak, inputs, labels, rows, local_steps=self.local_steps)
-        return with_prior(distance, inputs, self.total_variation)
+    def require_suitable(self, leak: Leak) -> None:
+        """Refuse a leak that should have been skipped: for the begin of `reconstruct`.
+
+        Raises:
+            LeakbenchError: the attack's name and what `skip` says.
+        """
+        if reason := self.skip(leak.facts):
+            raise LeakbenchError(f"{self.name}: {reason}")
+
+    def budget(self, facts: LeakFacts) -> int:
+        """Gradient evaluations it may spend on a victim, to estimate how long a run takes."""
+        return 0
+
+
+@runtime_checkable
+class HasLoss(Protocol):
+    """An attack that has a loss of its own, which its reconstructions make small."""
+
+    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """(k,) the loss of `inputs` (k, B, *shape) with `labels` (k, B) for victims `rows` (k,).
+
+        The harness evaluates it at the truth, to tell an optimiser that failed from a gradient that
+        no longer points there.
+        """
+        ...
 
 
 # ---------------------------------------------------------------------------- defenses

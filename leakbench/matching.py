@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,33 +126,27 @@ def _length(gradients: Gradients) -> Tensor:
     return torch.where(norm == 0, 1.0, norm)
 
 
+NO_NEIGHBOURS = (
+    "takes images (channels, height, width) of at least 2 x 2 pixels, not inputs of shape {shape}; "
+    "allowed for those: total_variation 0"
+)
+
+
+def has_neighbours(input_shape: tuple[int, ...]) -> bool:
+    """Whether inputs of this shape have a total variation."""
+    return len(input_shape) == 3 and min(input_shape[-2:]) >= 2
+
+
 def total_variation(inputs: Tensor) -> Tensor:
     """(k, B, channels, height, width) -> (k,) mean |difference| to the right plus downwards.
 
     Raises:
         LeakbenchError: the inputs are not images of 2 x 2 pixels at least.
     """
-    if inputs.ndim != 5 or min(inputs.shape[-2:]) < 2:
-        shape = tuple(inputs.shape[2:])
-        raise LeakbenchError(
-            f"total variation: takes images (channels, height, width) of at least 2 x 2 pixels, "
-            f"not inputs of shape {shape}; allowed for those: total_variation 0"
-        )
+    if not has_neighbours(shape := tuple(inputs.shape[2:])):
+        raise LeakbenchError(f"total variation: {NO_NEIGHBOURS.format(shape=shape)}")
     right, down = inputs.diff(dim=-1).abs(), inputs.diff(dim=-2).abs()
     return right.flatten(1).mean(dim=1) + down.flatten(1).mean(dim=1)
-
-
-def with_prior(loss: Tensor, inputs: Tensor, weight: float) -> Tensor:
-    """`loss` plus `weight` times the total variation of `inputs`."""
-    return loss + weight * total_variation(inputs) if weight else loss
-
-
-def check_prior(plugin: str, weight: float) -> None:
-    """Refuse a total variation weight that is negative or not finite."""
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise LeakbenchError(
-            f"{plugin}: total_variation must be finite and at least 0, got {weight}"
-        )
 
 
 def sign_rule_labels(leak: Leak) -> Tensor:

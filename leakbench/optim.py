@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,7 +66,6 @@ class LBFGS:
     steps: limit on steps. max_eval: evaluations that end a step; None means max_iter * 5 // 4.
     """
 
-    evaluations_a_step: ClassVar[int] = 20
     steps: int = 300
     lr: float = 1.0
     max_iter: int = 20
@@ -75,6 +74,11 @@ class LBFGS:
     tolerance_change: float = 1e-9
     history: int = 100
     line_search: bool = False
+
+    @property
+    def budget(self) -> int:
+        """Evaluations of a problem that uses up its steps; a line search may end a step later."""
+        return self.steps * self.max_iter
 
     def minimise(
         self, objective: Objective, start: Tensor, watch: StepWatch | None = None
@@ -572,6 +576,11 @@ class SignedAdam:
     lr: float = 0.1
     signed: bool = True
     box: tuple[float, float] | None = None
+
+    @property
+    def budget(self) -> int:
+        """Evaluations of a problem that uses up its steps."""
+        return self.steps + 1
 
     def minimise(
         self, objective: Objective, start: Tensor, watch: StepWatch | None = None

@@ -23,20 +23,18 @@ from torch import Tensor
 from leakbench import models
 from leakbench.arithmetic import mode, processor
 from leakbench.contracts import (
-    Attack,
     Context,
     Defense,
     Leak,
+    LeakFacts,
     LeakPoint,
     Observation,
-    Reconstruction,
     Replay,
     Streams,
-    Watch,
 )
 from leakbench.errors import unknown_name
 from leakbench.identity import source_digest
-from leakbench.inversion import match
+from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS, with_copies
 from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
@@ -145,7 +143,7 @@ def _key(shape: Shape, kernels: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching(Attack):
+class Matching(MatchingAttack):
     """L-BFGS from a random start, long enough to fill some history."""
 
     name: ClassVar[str] = "probe"
@@ -156,9 +154,8 @@ class Matching(Attack):
         drawn = streams.uniform("start", (leak.batch_size, *leak.input_shape))
         return drawn.to(dtype=leak.dtype, device=leak.device)
 
-    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
-        optimiser = LBFGS(steps=self.steps, max_iter=self.max_iter)
-        return match(self, leak, streams, leak.labels, optimiser, watch)
+    def optimiser(self, facts: LeakFacts) -> LBFGS:
+        return LBFGS(steps=self.steps, max_iter=self.max_iter)
 
 
 def _tried(shape: Shape) -> Finding:

@@ -25,7 +25,7 @@ import torch
 
 from leakbench import models, probe, registry
 from leakbench.arithmetic import processor
-from leakbench.contracts import Guarantee, Setting, Weights
+from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
@@ -37,8 +37,10 @@ from leakbench.spec import JUDGED, Cell, Plan, UtilityCell, canonical, observer_
 from leakbench.trials import (
     Chunk,
     ChunkResult,
+    build_attack,
     build_defense,
     check_cell,
+    facts_of,
     failed,
     network,
     run_chunk,
@@ -90,6 +92,7 @@ class PlannedCell:
 
     victims: candidates to reconstruct, in whole batches where a gradient is made of several.
     ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
+    budget: gradient evaluations that the attack may spend on an image and look.
     labels: of all candidates, where the attacker is granted those of his victims; else ().
     """
 
@@ -99,6 +102,7 @@ class PlannedCell:
     skip: str
     ceiling_mu: float | None
     guarantee: str
+    budget: int = 0
     labels: tuple[int, ...] = ()
 
     @property
@@ -254,16 +258,28 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     known = [mu for mu in all_mu if mu is not None]
     if len(guarantees) > 1 and any(guarantee.single_look for guarantee in guarantees):
         known = []
+    skip, budget = _suits(cell, facts_of(cell, dataset, weights))
     return PlannedCell(
         cell=cell,
         identities=tuple(identities),
         victims=victims,
-        skip="",
+        skip=skip,
+        budget=budget,
         # The victims are among those that later weights were trained on: more than the looks tells.
         ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
         labels=tuple(dataset.candidate_labels.tolist()) if "labels" in cell.grants else (),
     )
+
+
+def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int]:
+    """Why the attack skips such leaks, "" if it does not, and its budget."""
+    try:
+        attack = build_attack(cell)
+        reason = attack.skip(facts)
+        return (f"{cell.attack}: {reason}", 0) if reason else ("", attack.budget(facts))
+    except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
+        return "", 0
 
 
 def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:

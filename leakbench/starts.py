@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Leak, Streams
+from leakbench.contracts import Leak, LeakFacts, Streams
 from leakbench.errors import LeakbenchError
 
 Distribution = Literal["uniform", "normal"]
@@ -98,6 +98,21 @@ STARTS: dict[str, Callable[[Leak, Streams, int], Tensor]] = {
 
 CONSTANT = ("dark", "light", "red", "green", "blue")
 """Those that no restart changes."""
+
+
+def unsuited(init: str, facts: LeakFacts) -> str:
+    """Why the start `init` (one of `STARTS`, or "patterned") cannot be had; "" where it can."""
+    shape = facts.input_shape
+    if init == "patterned" and len(shape) != 3:
+        return (
+            f"the start 'patterned' takes images (channels, height, width), not inputs of shape "
+            f"{shape}"
+        )
+    if init in ("red", "green", "blue") and (len(shape) != 3 or shape[0] != 3):
+        return f"the start '{init}' takes images (3, height, width), not inputs of shape {shape}"
+    if init == "surrogate" and not facts.public:
+        return "the start 'surrogate' needs 'public' inputs, which the threat model must grant"
+    return ""
 
 
 def _draw(

@@ -26,7 +26,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
+    HasLoss,
     Leak,
+    LeakFacts,
     LeakPoint,
     Model,
     Observation,
@@ -228,6 +230,22 @@ def build_defense(cell: Cell | UtilityCell) -> Defense:
 def build_attack(cell: Cell) -> Attack:
     """The cell's attack with all its parameters."""
     return cast(Attack, registry.load("attacks", cell.attack)(**cell.attack_parameters))
+
+
+def facts_of(cell: Cell, dataset: Dataset, weights: Weights) -> LeakFacts:
+    """What is known of a cell's leaks when it is planned."""
+    return LeakFacts(
+        point=LeakPoint(type=cell.leak_type, view=cell.leak_view, round=cell.rounds[0]),
+        batch_size=cell.images_a_gradient,
+        local_steps=cell.steps_seen,
+        observations=cell.observations,
+        input_shape=dataset.input_shape,
+        input_range=dataset.input_range,
+        classes=dataset.classes,
+        parameters={name: tuple(value.shape) for name, value in weights.items()},
+        candidates=len(dataset.candidates) if "candidates" in cell.grants else 0,
+        public=len(dataset.public) if "public" in cell.grants else 0,
+    )
 
 
 def batch_of(victim: int, batch_size: int, candidates: int) -> tuple[int, int]:
@@ -553,7 +571,9 @@ def _with_honest_status(result: Reconstruction) -> Reconstruction:
 
 
 def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The attack's loss of all victims, padded like every batched call."""
+    """The attack's loss of all victims, padded like every batched call; nan where it has none."""
+    if not isinstance(attack, HasLoss):
+        return torch.full((leak.n,), math.nan, dtype=leak.dtype, device=leak.device)
     rows = with_copies(torch.arange(leak.n, device=leak.device))
     with torch.no_grad():
         return attack.loss(leak, inputs[rows], labels[rows], rows)[: leak.n]

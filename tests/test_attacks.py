@@ -22,7 +22,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
+    HasLoss,
     Leak,
+    LeakFacts,
     LeakPoint,
     LocalSteps,
     Observation,
@@ -32,7 +34,7 @@ from leakbench.contracts import (
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.none import NoDefense
 from leakbench.errors import LeakbenchError
-from leakbench.inversion import match
+from leakbench.inversion import MatchingAttack, Prior
 from leakbench.matching import sign_rule_labels, total_variation
 from leakbench.metrics import mse
 from leakbench.models import build
@@ -218,9 +220,9 @@ def test_clipping_stops_the_naive_attack_only(network: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "which", [CPL(), DLG(), IDLG(), StartImage()], ids=lambda which: which.name
+    "which", [CPL(), DLG(), IDLG(), Candidates()], ids=lambda which: which.name
 )
-def test_loss_at_the_truth_is_zero(which: Attack, dtype: torch.dtype) -> None:
+def test_loss_at_the_truth_is_zero(which: HasLoss, dtype: torch.dtype) -> None:
     leak = make_leak(5, NoDefense(), dtype=dtype)
     images, labels = truth(5)
     loss = which.loss(leak, images.to(dtype), labels, torch.arange(5))
@@ -340,7 +342,7 @@ def test_defaults_are_completed() -> None:
         ("attacks", "dlg", {"line_search": "yes"}, "here: key line_search: .*boolean, got 'yes'"),
         ("attacks", "dlg", {"grid": 2}, "here: unknown parameter 'grid'"),
         ("attacks", "dlg", {"restarts": 0}, "here: dlg: restarts must be at least 1, got 0"),
-        ("attacks", "idlg", {"total_variation": -0.1}, "total_variation must be finite and"),
+        ("attacks", "idlg", {"total_variation": -0.1}, "total_variation must be >= 0 and finite"),
         ("attacks", "idlg", {"local_steps": "all"}, "key local_steps: .*'average' or 'unroll'"),
         ("attacks", "cpl", {"init": "pink"}, "key init: .*'patterned', .* or 'surrogate'"),
         (
@@ -402,15 +404,18 @@ class Sealed(Leak):
     """A leak that breaks when anybody reads what he was not granted."""
 
     sealed: frozenset[str] = frozenset()
+    known: LeakFacts
 
     def __getattribute__(self, name: str) -> Any:
+        if name == "facts":  # how many there are of each, to be refused or not
+            return type(self).known
         if name in type(self).sealed:
             raise AssertionError(f"{name} was read")
         return super().__getattribute__(name)
 
 
 def seal(leak: Leak, *names: str) -> Leak:
-    kind = type("Sealed", (Sealed,), {"sealed": frozenset(names)})
+    kind = type("Sealed", (Sealed,), {"sealed": frozenset(names), "known": leak.facts})
     return cast(Leak, kind(**{item.name: getattr(leak, item.name) for item in fields(leak)}))
 
 
@@ -567,9 +572,11 @@ def test_rows_of_tables_are_attacked(which: Attack) -> None:
 def test_what_needs_pictures_says_so() -> None:
     leak = dense_leak(torch.rand(2, 1, 30))
     for which, said in (
-        (CPL(), "patterned start: .* got grid 2 and shape .30,."),
-        (GradInv(), "total variation: takes images"),
-        (CPL(init="red"), "coloured start: inputs must be images .3, height, width., got shape"),
+        (CPL(), "cpl: the start 'patterned' takes images .*, not inputs of shape .30,."),
+        (GradInv(), "gradinv: total_variation takes images .*; allowed for those: total_var"),
+        (CPL(init="red"), "cpl: the start 'red' takes images .3, height, width., not inputs"),
+        (CPL(init="surrogate"), "cpl: the start 'surrogate' needs 'public' inputs"),
+        (StartImage(), "start_image: the start 'patterned' takes images"),
     ):
         with pytest.raises(LeakbenchError, match=said):
             attack(which, leak)
@@ -613,6 +620,71 @@ def test_gradinv_does_not_mind_flat_clipping() -> None:
     assert float(
         GradInv(total_variation=0.0).loss(short, images, labels, torch.arange(2)).max()
     ) < (1e-5)
+
+
+@pytest.mark.parametrize("which", GUIDED, ids=named)
+def test_priors_are_summed_with_their_weights(which: Any) -> None:
+    """An attack may have several; a weight of 0 is not even evaluated."""
+
+    def brightness(inputs: Tensor) -> Tensor:
+        return inputs.flatten(1).sum(dim=1)
+
+    def never(inputs: Tensor) -> Tensor:
+        raise AssertionError("a prior without weight was evaluated")
+
+    class Several(type(which)):  # type: ignore[misc]
+        def priors(self) -> tuple[tuple[float, Prior], ...]:
+            return (0.25, total_variation), (0.0, never), (2.0, brightness)
+
+    leak, (images, labels), rows = make_leak(2, NoDefense()), truth(2), torch.arange(2)
+    plain = replace(which, total_variation=0.0).loss(leak, images, labels, rows)
+    added = Several(steps=1).loss(leak, images, labels, rows) - plain
+    torch.testing.assert_close(added, 0.25 * total_variation(images) + 2 * brightness(images))
+
+
+@pytest.mark.parametrize("weight", [-1e-9, math.nan, math.inf])
+def test_bad_prior_weights_are_refused(weight: float) -> None:
+    with pytest.raises(LeakbenchError, match="dlg: total_variation must be "):
+        DLG(total_variation=weight)
+
+
+# ---------------------------------------------------------------------------- planned
+
+
+@pytest.mark.parametrize("which", EVERY, ids=named)
+def test_a_leak_that_suits_is_not_skipped(which: Attack) -> None:
+    leak = granted(make_leak(2, NoDefense(), name="mlp"))
+    assert which.skip(leak.facts) == ""
+    attack(replace(which, steps=1) if isinstance(which, MatchingAttack) else which, leak)
+
+
+def test_facts_are_those_of_the_leak() -> None:
+    leak = granted(make_leak(2, NoDefense(), name="mlp", looks=3))
+    facts = leak.facts
+    assert (facts.batch_size, facts.local_steps, facts.observations) == (1, 1, 3)
+    assert (facts.input_shape, facts.input_range, facts.classes) == ((1, 28, 28), (0.0, 1.0), 10)
+    assert (facts.candidates, facts.public) == (40, 40)
+    shapes = {name: tuple(v.shape) for name, v in leak.observations[0].weights.items()}
+    assert dict(facts.parameters) == shapes and list(facts.parameters) == list(shapes)
+    assert replace(leak, candidates=None, public=None).facts.candidates == 0
+
+
+@pytest.mark.parametrize(
+    ("which", "budget"),
+    [
+        (CPL(steps=3, restarts=2), 120),
+        (DLG(steps=3), 60),
+        (GradInv(steps=9), 10),
+        (Candidates(), 40),
+        (Analytic(), 0),
+    ],
+    ids=str,
+)
+def test_nobody_spends_more_than_his_budget(which: Attack, budget: int) -> None:
+    """L-BFGS with a fixed step length has up to 20 evaluations a step."""
+    leak = granted(make_leak(2, NoDefense(), name="mlp"))
+    assert which.budget(leak.facts) == budget
+    assert int(attack(which, leak).evaluations.max()) <= budget
 
 
 # ---------------------------------------------------------------------------- restarts
@@ -688,7 +760,12 @@ def test_nan_never_wins_unless_all_are_nan() -> None:
     script = _Scripted(
         [nan, 1.0, nan, 2.0, 3.0], [4.0, nan, nan, 2.0, 2.0], [5.0, 0.0, nan, 2.0, 9.0]
     )
-    result = match(CPL(), leak, streams(5), truth(5)[1], script, look_away, restarts=3)
+
+    class Played(CPL):
+        def optimiser(self, facts: LeakFacts) -> Any:
+            return script
+
+    result = attack(Played(restarts=3), leak)
     starts = [CPL().start(leak, streams(5), restart) for restart in range(3)]
     assert result.loss.tolist()[:2] + result.loss.tolist()[3:] == [4.0, 0.0, 2.0, 2.0]
     assert result.status == ("steps", "steps", "nan", "steps", "steps")
@@ -946,7 +1023,7 @@ def test_colours_are_what_they_are_called(init: Init, levels: tuple[int, int, in
 
 def test_colours_need_channels() -> None:
     with pytest.raises(
-        LeakbenchError, match=r"images \(3, height, width\), got shape \(1, 28, 28\)"
+        LeakbenchError, match=r"images \(3, height, width\), not inputs of shape \(1, 28, 28\)"
     ):
         attack(CPL(init="green"), make_leak(2, NoDefense()))
 
@@ -959,9 +1036,7 @@ def test_surrogates_are_public_images() -> None:
     for start in drawn:
         same = (start == leak.public).flatten(2).all(dim=2)
         assert bool((same.sum(dim=1) == 1).all()) and len(same.int().argmax(dim=1).unique()) > 3
-    with pytest.raises(
-        LeakbenchError, match="surrogate start: the threat model must grant 'public'"
-    ):
+    with pytest.raises(LeakbenchError, match="cpl: the start 'surrogate' needs 'public' inputs"):
         attack(which, make_leak(2, NoDefense()))
 
 

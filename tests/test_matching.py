@@ -15,14 +15,12 @@ from leakbench.contracts import Gradients, Leak, LeakPoint, LocalSteps, Observat
 from leakbench.errors import LeakbenchError
 from leakbench.matching import (
     LEAST_STD,
-    check_prior,
     cosine_loss,
     noise_weights,
     sign_rule_labels,
     squared_distance,
     squared_loss,
     total_variation,
-    with_prior,
 )
 
 SIZES = {"a": 3, "b": 4, "c": 5}
@@ -229,19 +227,6 @@ def test_flat_pictures_have_a_finite_slope() -> None:
 def test_total_variation_takes_pictures(shape: tuple[int, ...]) -> None:
     with pytest.raises(LeakbenchError, match=r"total variation: takes images .*total_variation 0"):
         total_variation(torch.zeros(shape))
-
-
-def test_no_prior_changes_nothing() -> None:
-    loss = draw(2)
-    assert with_prior(loss, torch.zeros(2, 1, 30), 0.0) is loss
-    image = draw(2, 1, 1, 4, 4)
-    torch.testing.assert_close(with_prior(loss, image, 0.5), loss + 0.5 * total_variation(image))
-
-
-@pytest.mark.parametrize("weight", [-1e-9, math.nan, math.inf])
-def test_bad_prior_weights_are_refused(weight: float) -> None:
-    with pytest.raises(LeakbenchError, match="mine: total_variation must be finite and at least 0"):
-        check_prior("mine", weight)
 
 
 def test_squared_distance_has_the_derivatives_it_should_once_and_twice() -> None:

@@ -101,6 +101,21 @@ def run(plan: Plan, folder: Path, **options: Any) -> Outcome:
     return runner.run(plan, folder, root=None, **options)
 
 
+def test_cells_that_do_not_suit_the_attack_are_skipped_with_its_reason(
+    suite: str, tmp_path: Path
+) -> None:
+    """A closed form for dense first layers, on a network that begins with a convolution."""
+    plan = resolve(suite, attack="analytic")
+    planned = runner.plan_cells(plan, None, "cpu")
+    assert len(planned) == CELLS and all(cell.budget == 0 for cell in planned)
+    for cell in planned:
+        assert cell.skip.startswith("analytic: the model's first layer must be dense with a bias")
+    outcome = run(plan, tmp_path / "run")
+    assert (outcome.planned, outcome.ran, outcome.skipped, outcome.errors) == (TRIALS, 0, TRIALS, 0)
+    # L-BFGS: one step of up to 20 evaluations.
+    assert {cell.budget for cell in runner.plan_cells(resolve(suite), None, "cpu")} == {20}
+
+
 def results(folder: Path) -> dict[Key, Record]:
     """Records without what may differ between two machines: host, and how arrays are filed."""
     return {

@@ -176,7 +176,8 @@ def validate(
         cells = [cell for cell in planned if cell.cell.dataset == dataset]
         rows = dict.fromkeys(cell.cell.row for cell in cells)
         attackers = dict.fromkeys(cell.cell.knowledge for cell in cells)
-        state = cells[0].skip and f"skipped, {cells[0].skip}"
+        reasons = dict.fromkeys(cell.skip for cell in cells)
+        state = "; ".join(f"skipped, {reason}" for reason in reasons if reason)
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     trials = sum(cell.count for cell in planned if not cell.skip)
@@ -189,8 +190,6 @@ def validate(
 def _rough_time(planned: list[PlannedCell], trained: list[PlannedTraining]) -> str:
     """From all steps, on one core: two milliseconds for each gradient of an image under attack, one
     for each example of a local step."""
-    from leakbench import registry
-
     seconds = 0.0
     for training in trained:
         schedule = training.cell.schedule
@@ -198,12 +197,8 @@ def _rough_time(planned: list[PlannedCell], trained: list[PlannedTraining]) -> s
         networks = 0 if training.skip else len(training.identities)
         seconds += 1e-3 * networks * schedule["rounds"] * examples
     for planned_cell in planned:
-        cell = planned_cell.cell
-        steps, restarts = (cell.attack_parameters.get(name, 1) for name in ("steps", "restarts"))
-        if not planned_cell.skip and isinstance(steps, int) and isinstance(restarts, int):
-            each = getattr(registry.load("attacks", cell.attack), "evaluations_a_step", 1)
-            images = planned_cell.count
-            seconds += 2e-3 * images * restarts * steps * each * cell.observations
+        images = 0 if planned_cell.skip else planned_cell.count
+        seconds += 2e-3 * images * planned_cell.budget * planned_cell.cell.observations
     cores = os.cpu_count() or 1
     minutes = max(1, round(seconds / cores / 60))
     time = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
