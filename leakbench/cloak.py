@@ -614,7 +614,7 @@ def _chosen_table(chosen: Setting, rules: Sequence[cells.Rule]) -> tables.Table:
     for attacked in chosen.fresh:
         for rule in rules:
             interval = attacked.rates[rule.name]
-            bounded = rule.judged.kind == "identified" and rule.judged.top == 1
+            bounded = rule.judged.identifies_first
             rows.append(
                 (
                     attacked.name,

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakbench import metrics
 from leakbench.data import Dataset
-from leakbench.metrics import SuccessRule
-
-STEP_RULES = ("mse", "distance", "strict")
-"""Kinds of rules that are also followed step by step (ranking every step would cost too much)."""
+from leakbench.metrics.contract import Comparison, NotMeasured
+from leakbench.metrics.mse import mse
+from leakbench.metrics.registry import all_metrics
+from leakbench.metrics.rules import TRIVIAL, SuccessRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,15 @@ class Victims:
         )
         whole = public.mean(dim=0).expand_as(self.images)
         # One by one: a product of matrices rounds by how many victims are in the chunk.
-        nearest = [metrics.mse(image.expand_as(public), public).amin() for image in self.images]
+        nearest = [mse(image.expand_as(public), public).amin() for image in self.images]
         found = {
-            "mean_image": metrics.mse(whole, self.images),
-            "class_mean": metrics.mse(means[self.labels], self.images),
+            "mean_image": mse(whole, self.images),
+            "class_mean": mse(means[self.labels], self.images),
             "nearest_public": torch.stack(nearest),
         }
         if start is not None:
-            found["start_image"] = metrics.mse(start, self.images, clamp=True)
+            found["start_image"] = mse(start, self.images, clamp=True)
         return found
-
-
-TRIVIAL = ("start_image", "mean_image", "class_mean")
-"""Baselines that `strict` must beat: they need no search through other people's images."""
 
 
 def best_trivial(baselines: Mapping[str, Tensor]) -> Tensor:
@@ -114,19 +110,41 @@ def label_overlap(found: Tensor, truth: Tensor) -> Tensor:
     return torch.tensor(shares)
 
 
-def measure(images: Tensor, victims: Victims) -> dict[str, Tensor]:
-    """All per-image numbers of a record, each (m,); SSIM is nan for what is not an image."""
-    reference = victims.images
-    no_images = torch.full((len(images),), math.nan, dtype=torch.float64)
-    return {
-        "mse_raw": metrics.mse(images, reference),
-        "mse_clamped": metrics.mse(images, reference, clamp=True),
-        "distance_raw": metrics.distance(images, reference),
-        "distance_clamped": metrics.distance(images, reference, clamp=True),
-        "psnr": metrics.psnr(images, reference),
-        "ssim": metrics.ssim(images, reference) if images.ndim == 4 else no_images,
-        "rank": metrics.candidate_ranks(images, victims.dataset.candidates, victims.numbers),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What all metrics say about m images.
+
+    Attributes:
+        numbers: Name of a metric -> m numbers; all NaN where it was not measured.
+        unmeasured: Name of a metric -> why it was not, in words that end a sentence.
+    """
+
+    numbers: Mapping[str, list[float]]
+    unmeasured: Mapping[str, str]
+
+
+def measure(images: Tensor, victims: Victims, root: Path | None = None) -> Measured:
+    """Every metric of every image (m, *shape).
+
+    root: the folder of the full data, where a metric may find weights.
+    """
+    compared = Comparison(
+        images=images,
+        reference=victims.images,
+        candidates=victims.dataset.candidates,
+        numbers=victims.numbers,
+        data_root=root,
+    )
+    numbers: dict[str, list[float]] = {}
+    unmeasured: dict[str, str] = {}
+    for name, metric in all_metrics().items():
+        found = metric.function(compared)
+        if isinstance(found, NotMeasured):
+            unmeasured[name] = found.reason
+            numbers[name] = [math.nan] * len(images)
+        else:
+            numbers[name] = found.tolist()
+    return Measured(numbers=numbers, unmeasured=unmeasured)
 
 
 @dataclass(slots=True)
@@ -147,7 +165,7 @@ class Observer:
 
     def __post_init__(self) -> None:
         m = len(self.victims.numbers)
-        self.rules = [rule for rule in self.rules if rule.kind in STEP_RULES]
+        self.rules = [rule for rule in self.rules if rule.stepwise]
         self.first_step = {rule.name: [None] * m for rule in self.rules}
         self.first_evaluations = {rule.name: [None] * m for rule in self.rules}
         empty = torch.full_like(self.victims.images, math.nan)
@@ -162,7 +180,7 @@ class Observer:
         numbers = self.victims.rows(rows)
         truth = self.victims.images[numbers]
         images, _ = self.victims.in_place(inputs, rows)
-        raw, clamped = metrics.mse(images, truth), metrics.mse(images, truth, clamp=True)
+        raw, clamped = mse(images, truth), mse(images, truth, clamp=True)
         pixels = images[0].numel()
         each = self.victims.each
         effort = zip(steps.tolist(), evaluations.tolist(), strict=True)
@@ -171,14 +189,11 @@ class Observer:
         for row, (step, evaluated), mse_raw, mse_clamped in columns:
             for rule in self.rules:
                 found = self.first_step[rule.name]
-                if found[row] is None and metrics.judge(
-                    rule,
+                if found[row] is None and rule.success_at(
                     mse_raw=mse_raw,
                     mse_clamped=mse_clamped,
-                    distance_raw=math.sqrt(mse_raw * pixels),
-                    distance_clamped=math.sqrt(mse_clamped * pixels),
-                    best_baseline_mse=float(self.best_baseline[row]),
-                    rank=None,
+                    pixels=pixels,
+                    baseline=float(self.best_baseline[row]),
                 ):
                     found[row] = step
                     self.first_evaluations[rule.name][row] = evaluated

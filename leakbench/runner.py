@@ -30,7 +30,7 @@ from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
 from leakbench.identity import TRAININGS, source_digest
-from leakbench.metrics import METRICS_VERSION
+from leakbench.metrics.registry import judge_versions
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.spec import JUDGED, Cell, Plan, UtilityCell, canonical, observer_of
@@ -241,7 +241,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     plugins = (registry.find("attacks", cell.attack), registry.find("defenses", cell.defense))
     spec = cell.spec() | {
         "data": dataset.checksum,
-        "metrics": METRICS_VERSION,
+        "metrics": judge_versions(),
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
         **platform.facts(),
     }

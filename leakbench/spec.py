@@ -300,7 +300,7 @@ class UtilityCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a suite calls a success: the fields of `metrics.SuccessRule`, and how it is shown.
+    """What a suite calls a success: the fields of `metrics.rules.make_rule`, and how it is shown.
 
     paper: a reading of the paper's own rule, which is compared with the printed rate.
     """
@@ -315,7 +315,7 @@ class Rule:
     paper: bool = False
 
     def judged(self) -> dict[str, Any]:
-        """Arguments of `metrics.SuccessRule`: all that decides a judgement."""
+        """Arguments of `metrics.rules.make_rule`: all that decides a judgement."""
         values = dataclasses.asdict(self)
         del values["label"], values["paper"]
         return values

@@ -51,7 +51,8 @@ from leakbench.judging import (
     measure,
     plain,
 )
-from leakbench.metrics import SuccessRule, judge
+from leakbench.metrics.registry import all_metrics
+from leakbench.metrics.rules import BEST_BASELINE, SuccessRule, make_rule
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
@@ -292,7 +293,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     if start is not None:
         start = start.detach().cpu()
     baselines = victims.baselines(None if start is None else victims.in_place(start)[0])
-    rules = [SuccessRule(**rule) for rule in first.rules]
+    rules = [make_rule(**rule) for rule in first.rules]
     observer = Observer(
         victims=victims,
         rules=rules,
@@ -601,7 +602,7 @@ class _Judged:
 
 def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
     chunk, victims, result, observer = judged.chunk, judged.victims, judged.result, judged.observer
-    numbers = {name: value.tolist() for name, value in measure(judged.images, victims).items()}
+    measured = measure(judged.images, victims, chunk.root)
     guesses = result.labels.detach().cpu().gather(1, judged.places).flatten().tolist()
     labels = victims.labels.unflatten(0, (len(chunk.trials), -1))
     overlap = label_overlap(result.labels.cpu(), labels).tolist()
@@ -609,26 +610,22 @@ def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
     finite = torch.isfinite(observed).all(dim=1).tolist()
     zero = (observed == 0).all(dim=1).tolist()
     no_op = (observed == judged.undefended.flatten().cpu()).all(dim=1).tolist()
-    strict = next((rule for rule in rules if rule.kind == "strict"), None)
+    exact = next((rule for rule in rules if rule.needs_recovery), None)
     best = observer.best_baseline.tolist()
     records = []
     for image, (of, candidate) in enumerate(chunk.images):
         row = image // victims.each  # the gradient it was behind
-        own = {name: values[image] for name, values in numbers.items()}
+        own = {name: plain(values[image]) for name, values in measured.numbers.items()}
         loss, start_loss = float(result.loss[row]), float(result.start_loss[row])
         true = float(judged.loss_true[row])
-        recovered = strict is not None and judge(
-            strict,
-            best_baseline_mse=best[image],
-            **{k: own[k] for k in
-               ("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "rank")},
-        )  # fmt: skip
+        recovered = exact is not None and exact.judge({**own, BEST_BASELINE: best[image]})
         ended = result.status[row]
         status = "nan" if ended == "nan" else "diverged" if loss > start_loss else "ok"
         records.append(
             _base(chunk, of, candidate, chunk.trials[row][1], victims.dataset)
-            | {k: plain(v) if k != "rank" else v for k, v in own.items()}
+            | own
             | {
+                "unmeasured": dict(measured.unmeasured),
                 "status": status,
                 "reason": "",
                 "ended": ended,
@@ -683,8 +680,7 @@ def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
     each = chunk.cells[0].images_a_gradient
     measured: dict[str, Any] = dict.fromkeys(
         ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "labels_found",
-         "accuracy", "mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "psnr", "ssim",
-         "rank", "arrays")
+         "accuracy", "arrays", *all_metrics())
     )  # fmt: skip
     records = tuple(
         _base(chunk, of, candidate, chunk.trials[image // each][1], dataset)
@@ -694,6 +690,7 @@ def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
             "reason": reason,
             "ended": "",
             "label": int(dataset.candidate_labels[candidate]),
+            "unmeasured": {},
             "baselines": {},
             "first_step": {},
             "first_evaluations": {},

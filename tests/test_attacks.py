@@ -36,7 +36,7 @@ from leakbench.defenses.none import NoDefense
 from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
 from leakbench.matching import sign_rule_labels, total_variation
-from leakbench.metrics import mse
+from leakbench.metrics.mse import mse
 from leakbench.models import build
 from leakbench.optim import Objective, Solution, Status, StepWatch
 from leakbench.simulation import simulator

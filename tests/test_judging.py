@@ -21,7 +21,7 @@ from leakbench.judging import (
     paired,
     plain,
 )
-from leakbench.metrics import SuccessRule
+from leakbench.metrics.rules import make_rule
 
 
 def digits(count: int, first: int = 0) -> Tensor:
@@ -184,7 +184,7 @@ def test_the_mean_of_the_class_is_a_trivial_guess_and_the_nearest_image_is_not()
     assert 8 < int((of_class < mean).sum()) < 16
     assert int((found["nearest_public"] < best).sum()) > 8
 
-    strict = SuccessRule(name="strict", kind="strict", threshold=1.0, clamp=True)
+    strict = make_rule(name="strict", kind="strict", threshold=1.0, clamp=True)
     observer = Observer(victims=victims, rules=[strict], best_baseline=best, snapshot_steps=())
     nothing = torch.zeros(16, dtype=torch.int64)
     guesses = victims.images + (1 / 3) ** 0.5 * (centres - victims.images)
@@ -218,7 +218,8 @@ def test_measured_numbers_are_each_images_own() -> None:
     images = victims.images.clone()
     images[1] += 0.1
     images[2] = math.nan
-    found = measure(images, victims)
+    measured = measure(images, victims)
+    found = {name: torch.tensor(values) for name, values in measured.numbers.items()}
     assert found["rank"].tolist() == [1, 1, len(load("mnist").candidates)]
     assert found["mse_raw"][0] == 0
     assert float(found["mse_raw"][1]) == pytest.approx(0.01, rel=1e-4)
@@ -243,17 +244,18 @@ def test_rows_of_a_table_have_no_ssim() -> None:
         labels=dataset.candidate_labels[:4],
     )
     found = measure(dataset.candidates[:4], victims)
-    assert found["ssim"].isnan().all()
-    assert found["rank"].tolist() == [1] * 4
+    assert all(math.isnan(value) for value in found.numbers["ssim"])
+    assert found.unmeasured["ssim"] == "rows of a table are not images"
+    assert found.numbers["rank"] == [1] * 4
 
 
 # ------------------------------------------------------------------------------ watching
 
 RULES = [
-    SuccessRule(name="near", kind="mse", threshold=0.01, clamp=False),
-    SuccessRule(name="close", kind="distance", threshold=1.0, clamp=True),
-    SuccessRule(name="strict", kind="strict", threshold=0.01, clamp=True),
-    SuccessRule(name="who", kind="identified", threshold=None, clamp=True),
+    make_rule(name="near", kind="mse", threshold=0.01, clamp=False),
+    make_rule(name="close", kind="distance", threshold=1.0, clamp=True),
+    make_rule(name="strict", kind="strict", threshold=0.01, clamp=True),
+    make_rule(name="who", kind="identified", threshold=None, clamp=True),
 ]
 
 

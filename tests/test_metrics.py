@@ -1,6 +1,8 @@
 """Metrics against scikit-image and brute force on real digits; success rules at their limits."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +16,12 @@ from torch import Tensor
 
 from leakbench import data
 from leakbench.errors import LeakbenchError
-from leakbench.metrics import (
-    SSIM_WINDOW,
-    SuccessRule,
-    candidate_ranks,
-    distance,
-    judge,
-    mse,
-    psnr,
-    ssim,
-)
+from leakbench.metrics.distance import distance
+from leakbench.metrics.mse import mse
+from leakbench.metrics.psnr import psnr
+from leakbench.metrics.rank import candidate_ranks
+from leakbench.metrics.rules import SuccessRule, kinds, make_rule, succeeded
+from leakbench.metrics.ssim import SSIM_WINDOW, ssim
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -59,7 +57,7 @@ def noisy(digits: Tensor) -> Tensor:
 def paper_readings() -> list[SuccessRule]:
     """The four ways to read "MSE < 0.70"."""
     return [
-        SuccessRule(name=f"{kind}-{clamp}", kind=kind, threshold=0.70, clamp=clamp)
+        make_rule(name=f"{kind}-{clamp}", kind=kind, threshold=0.70, clamp=clamp)
         for kind in ("mse", "distance")
         for clamp in (False, True)
     ]
@@ -74,14 +72,13 @@ def judge_images(rule: SuccessRule, images: Tensor, reference: Tensor) -> list[b
         strict=True,
     )
     return [
-        judge(
-            rule,
-            mse_raw=mse_raw,
-            mse_clamped=mse_clamped,
-            distance_raw=distance_raw,
-            distance_clamped=distance_clamped,
-            best_baseline_mse=None,
-            rank=None,
+        rule.judge(
+            {
+                "mse_raw": mse_raw,
+                "mse_clamped": mse_clamped,
+                "distance_raw": distance_raw,
+                "distance_clamped": distance_clamped,
+            }
         )
         for mse_raw, mse_clamped, distance_raw, distance_clamped in columns
     ]
@@ -309,8 +306,8 @@ def test_ranks_do_not_depend_on_the_work_size(
     noise = torch.randn(100, 1, 28, 28, generator=torch.Generator().manual_seed(3))
     images, truth = candidates[:100] + noise, torch.arange(100)
     whole = candidate_ranks(images, candidates, truth)
-    monkeypatch.setattr("leakbench.metrics._CANDIDATE_ELEMENTS", 784 * 37)
-    monkeypatch.setattr("leakbench.metrics._IMAGE_BLOCK", 7)
+    monkeypatch.setattr("leakbench.metrics.rank._CANDIDATE_ELEMENTS", 784 * 37)
+    monkeypatch.setattr("leakbench.metrics.rank._IMAGE_BLOCK", 7)
     assert torch.equal(candidate_ranks(images, candidates, truth), whole)
 
 
@@ -372,21 +369,21 @@ def test_the_start_passes_the_papers_rule_at_step_zero(digits: Tensor) -> None:
     ],
 )
 def test_threshold_rules_read_one_column(kind: Any, clamp: bool, column: str) -> None:
-    rule = SuccessRule(name="rule", kind=kind, threshold=0.7, clamp=clamp)
+    rule = make_rule(name="rule", kind=kind, threshold=0.7, clamp=clamp)
     nothing: dict[str, Any] = dict.fromkeys(NUMBERS)
     perfect: dict[str, Any] = dict.fromkeys(NUMBERS, 0)
-    assert judge(rule, **{**nothing, column: 0.69})
-    assert not judge(rule, **{**nothing, column: 0.70}), "the threshold itself is no success"
+    assert rule.judge({**nothing, column: 0.69})
+    assert not rule.judge({**nothing, column: 0.70}), "the threshold itself is no success"
     for missing in (None, math.nan, math.inf):
-        assert not judge(rule, **{**perfect, column: missing})
+        assert not rule.judge({**perfect, column: missing})
 
 
 def test_strict_needs_both_parts() -> None:
-    rule = SuccessRule(name="strict", kind="strict", threshold=0.01, clamp=True)
+    rule = make_rule(name="strict", kind="strict", threshold=0.01, clamp=True)
 
     def recovered(error: float | None, baseline: float | None) -> bool:
         numbers = {**NUMBERS, "mse_clamped": error, "best_baseline_mse": baseline}
-        return judge(rule, **numbers)
+        return rule.judge(numbers)
 
     assert recovered(0.009, 0.065)
     assert not recovered(0.01, 0.065)
@@ -401,16 +398,16 @@ def test_strict_needs_both_parts() -> None:
 
 
 def test_strict_fraction_can_be_chosen() -> None:
-    rule = SuccessRule(name="strict", kind="strict", threshold=0.01, clamp=True, fraction=0.5)
-    assert judge(rule, **{**NUMBERS, "mse_clamped": 0.009, "best_baseline_mse": 0.024})
+    rule = make_rule(name="strict", kind="strict", threshold=0.01, clamp=True, fraction=0.5)
+    assert rule.judge({**NUMBERS, "mse_clamped": 0.009, "best_baseline_mse": 0.024})
 
 
 def test_identified_counts_ranks_up_to_top() -> None:
-    first = SuccessRule(name="top-1", kind="identified", threshold=None, clamp=True)
-    tenth = SuccessRule(name="top-10", kind="identified", threshold=None, clamp=True, top=10)
-    assert [judge(first, **{**NUMBERS, "rank": rank}) for rank in (1, 2)] == [True, False]
-    assert [judge(tenth, **{**NUMBERS, "rank": rank}) for rank in (10, 11)] == [True, False]
-    assert not judge(tenth, **{**NUMBERS, "rank": None})
+    first = make_rule(name="top-1", kind="identified", threshold=None, clamp=True)
+    tenth = make_rule(name="top-10", kind="identified", threshold=None, clamp=True, top=10)
+    assert [first.judge({**NUMBERS, "rank": rank}) for rank in (1, 2)] == [True, False]
+    assert [tenth.judge({**NUMBERS, "rank": rank}) for rank in (10, 11)] == [True, False]
+    assert not tenth.judge({**NUMBERS, "rank": None})
 
 
 @given(
@@ -422,9 +419,9 @@ def test_strict_implies_the_clamped_mse_rule(
     error: float | None, baseline: float | None, fraction: float
 ) -> None:
     numbers = {**NUMBERS, "mse_clamped": error, "best_baseline_mse": baseline}
-    strict = SuccessRule(name="s", kind="strict", threshold=0.01, clamp=True, fraction=fraction)
-    plain = SuccessRule(name="p", kind="mse", threshold=0.01, clamp=True)
-    assert judge(strict, **numbers) <= judge(plain, **numbers)
+    strict = make_rule(name="s", kind="strict", threshold=0.01, clamp=True, fraction=fraction)
+    plain = make_rule(name="p", kind="mse", threshold=0.01, clamp=True)
+    assert strict.judge(numbers) <= plain.judge(numbers)
 
 
 @pytest.mark.parametrize(
@@ -438,13 +435,100 @@ def test_strict_implies_the_clamped_mse_rule(
         ({"kind": "identified"}, "has no threshold"),
         ({"kind": "identified", "threshold": None, "clamp": False}, "clamp must be true"),
         ({"kind": "strict", "clamp": False}, "clamp must be true"),
-        ({"top": 0}, "top must be"),
-        ({"fraction": 0.0}, "fraction must be"),
-        ({"fraction": 1.5}, "fraction must be"),
+        ({"kind": "identified", "threshold": None, "top": 0}, "top must be"),
+        ({"kind": "strict", "fraction": 0.0}, "fraction must be"),
+        ({"kind": "strict", "fraction": 1.5}, "fraction must be"),
     ],
 )
 def test_impossible_rules_are_refused(change: dict[str, Any], text: str) -> None:
     arguments: dict[str, Any] = {"name": "x", "kind": "mse", "threshold": 0.7, "clamp": True}
     with pytest.raises(LeakbenchError, match=text) as caught:
-        SuccessRule(**{**arguments, **change})
+        make_rule(**{**arguments, **change})
     assert "rule 'x'" in str(caught.value)
+
+
+def test_a_rule_without_what_its_kind_needs_is_refused() -> None:
+    with pytest.raises(LeakbenchError, match="rule 'x': strict needs threshold"):
+        make_rule(kind="strict", name="x")
+    assert make_rule(kind="identified", name="x", fraction=0.5).judge({"rank": 1})
+
+
+def test_every_kind_is_found_in_its_file() -> None:
+    assert list(kinds()) == ["distance", "identified", "mse", "strict"]
+    for name, kind in kinds().items():
+        assert kind.__module__ == f"leakbench.metrics.rules.{name}"
+
+
+def test_rules_are_read_without_torch() -> None:
+    code = "import sys; from leakbench.metrics import rules; rules.kinds(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "leakbench.metrics.rules.strict" in ran.stdout.split()
+    assert "torch" not in ran.stdout.split()
+
+
+def test_a_rule_that_is_followed_judges_an_iterate_as_it_judges_a_result(
+    noisy: Tensor, digits: Tensor
+) -> None:
+    """Distances are made from the mean squared error and the number of pixels."""
+    rules = [
+        *(
+            make_rule(name="d", kind="distance", threshold=8.0, clamp=clamp)
+            for clamp in (True, False)
+        ),
+        *(make_rule(name="m", kind="mse", threshold=0.08, clamp=clamp) for clamp in (True, False)),
+        make_rule(name="s", kind="strict", threshold=0.06, clamp=True, fraction=0.8),
+    ]
+    noise = noisy - digits
+    images = digits + noise * torch.linspace(0.5, 1.5, 100)[:, None, None, None]
+    raw, clamped = mse(images, digits), mse(images, digits, clamp=True)
+    baselines = digits.double().square().flatten(1).mean(dim=1)
+    far = (distance(images, digits), distance(images, digits, clamp=True))
+    for rule in rules:
+        assert rule.stepwise
+        judged = [
+            rule.judge(
+                {
+                    "mse_raw": float(raw[i]),
+                    "mse_clamped": float(clamped[i]),
+                    "distance_raw": float(far[0][i]),
+                    "distance_clamped": float(far[1][i]),
+                    "best_baseline_mse": float(baselines[i]),
+                }
+            )
+            for i in range(100)
+        ]
+        followed = [
+            rule.success_at(
+                mse_raw=float(raw[i]),
+                mse_clamped=float(clamped[i]),
+                pixels=784,
+                baseline=float(baselines[i]),
+            )
+            for i in range(100)
+        ]
+        assert followed == judged
+        assert 5 < sum(judged) < 95, rule
+
+
+def test_ranks_are_not_followed() -> None:
+    rule = make_rule(name="who", kind="identified", top=10)
+    assert not rule.stepwise
+    with pytest.raises(ValueError, match="identified cannot be followed"):
+        rule.success_at(mse_raw=0.0, mse_clamped=0.0, pixels=784, baseline=None)
+
+
+def test_what_a_record_says_is_judged_by_its_smallest_trivial_baseline() -> None:
+    rule = make_rule(name="strict", kind="strict", threshold=0.01)
+    record: dict[str, Any] = {
+        "status": "ok",
+        "mse_clamped": 0.009,
+        "baselines": {"start_image": 0.2, "mean_image": 0.065, "class_mean": None},
+    }
+    assert succeeded(rule, record)
+    assert succeeded(rule, {**record, "status": "diverged"})
+    assert not succeeded(rule, {**record, "status": "error"})
+    # The nearest public image was searched for: it is no trivial guess.
+    nearest = {**record["baselines"], "nearest_public": 0.01}
+    assert succeeded(rule, {**record, "baselines": nearest})
+    assert not succeeded(rule, {**record, "baselines": {**nearest, "class_mean": 0.03}})
+    assert not succeeded(rule, {**record, "baselines": {}})

@@ -10,20 +10,17 @@ import pytest
 
 from leakbench import runner
 from leakbench.data import data_root
-from leakbench.metrics import SuccessRule, judge
+from leakbench.metrics.rules import make_rule, succeeded
 from leakbench.records import Record, Run
 from leakbench.suite import resolve
 
 NAIVE_ONLY = ("knowledge={naive={}}",)
-TRIVIAL = ("start_image", "mean_image", "class_mean")
 
 
 def strict(record: Record) -> bool:
     """Judge one record under the suite's `strict` rule."""
-    rule = SuccessRule(name="strict", kind="strict", threshold=0.01, clamp=True)
-    numbers = ("mse_raw", "mse_clamped", "distance_raw", "distance_clamped", "rank")
-    best = min(record["baselines"][name] for name in TRIVIAL)
-    return judge(rule, best_baseline_mse=best, **{name: record[name] for name in numbers})
+    rule = make_rule(name="strict", kind="strict", threshold=0.01, clamp=True)
+    return succeeded(rule, record)
 
 
 def run_rows(

@@ -15,9 +15,11 @@ import torch
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import metrics, runner, trials
+from leakbench import runner, trials
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
+from leakbench.metrics.mse import mse
+from leakbench.metrics.rank import candidate_ranks
 from leakbench.records import Key, Record, Run, encode
 from leakbench.spec import Cell, Plan
 from leakbench.suite import resolve
@@ -287,7 +289,7 @@ def test_every_image_of_a_batch_has_its_own_record(batches: str, tmp_path: Path)
             assert record["mse_raw"] == pytest.approx(float((found - truth).square().mean()))
             clamped = float((found.clamp(0, 1) - truth).square().mean())
             assert record["mse_clamped"] == pytest.approx(clamped, rel=1e-5)
-            rank = metrics.candidate_ranks(found[None], dataset.candidates, torch.tensor([number]))
+            rank = candidate_ranks(found[None], dataset.candidates, torch.tensor([number]))
             assert record["rank"] == int(rank)
             mate = images[number ^ 1]
             for name in ("loss", "loss_start", "loss_true", "steps", "evaluations", "ended"):
@@ -299,7 +301,7 @@ def test_every_image_of_a_batch_has_its_own_record(batches: str, tmp_path: Path)
         # The pairing is the better of the two.
         pair = torch.stack([torch.from_numpy(arrays["none", number + i]["inputs"]) for i in (0, 1)])
         truth = dataset.candidates[number : number + 2]
-        errors = [metrics.mse(guess, truth, clamp=True).sum() for guess in (pair, pair.flip(0))]
+        errors = [mse(guess, truth, clamp=True).sum() for guess in (pair, pair.flip(0))]
         assert errors[0] <= errors[1]
 
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from leakbench import spec
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError
-from leakbench.judging import STEP_RULES, TRIVIAL
-from leakbench.metrics import SuccessRule, judge
+from leakbench.metrics.rules import SuccessRule, make_rule, succeeded
 from leakbench.privacy.ceiling import reconstruction_ceiling
 from leakbench.records import Key, Record
 from leakbench.report import costs
@@ -78,13 +77,12 @@ class Rule:
     @property
     def stepwise(self) -> bool:
         """Whether records hold the first step at which it was met."""
-        return self.judged.kind in STEP_RULES
+        return self.judged.stepwise
 
     @property
     def number(self) -> str:
         """Field of a record that the rule compares with its threshold."""
-        kind = "distance" if self.judged.kind == "distance" else "mse"
-        return f"{kind}_{'clamped' if self.judged.clamp else 'raw'}"
+        return self.judged.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,25 +199,8 @@ def rules_of(plan: Plan) -> list[Rule]:
 
 
 def success_rule(rule: spec.Rule) -> SuccessRule:
-    """What a suite says about a rule, as `metrics.judge` takes it."""
-    return SuccessRule(**rule.judged())
-
-
-def succeeded(rule: SuccessRule, record: Mapping[str, Any]) -> bool:
-    """Whether the returned iterate of a trial meets `rule`; False where nothing was returned."""
-    if record["status"] not in JUDGED:
-        return False
-    baselines = record.get("baselines") or {}
-    trivial = [baselines[name] for name in TRIVIAL if baselines.get(name) is not None]
-    return judge(
-        rule,
-        mse_raw=record.get("mse_raw"),
-        mse_clamped=record.get("mse_clamped"),
-        distance_raw=record.get("distance_raw"),
-        distance_clamped=record.get("distance_clamped"),
-        best_baseline_mse=min(trivial, default=None),
-        rank=record.get("rank"),
-    )
+    """What a suite says about a rule, as the harness applies it."""
+    return make_rule(**rule.judged())
 
 
 # ------------------------------------------------------------------------------ trials
@@ -326,9 +307,7 @@ def _cell(
             and flags["defense_noop"] < len(trials.all_entering)
         ),
         "above_ceiling": any(
-            _above(asr[rule.name], ceiling)
-            for rule in rules
-            if rule.judged.kind == "identified" and rule.judged.top == 1
+            _above(asr[rule.name], ceiling) for rule in rules if rule.judged.identifies_first
         ),
         "few_networks": 0 < trials.networks < FEW_NETWORKS,
         f"same_as: {same_as}": same_as is not None,
@@ -608,7 +587,7 @@ def _error_reading(
     any_success = any(successes)
     chosen = successes if any_success else trials.judged
     values = _finite([[r.get(rule.number) for r in network] for network in chosen])
-    if kind == "rmse" and rule.judged.kind != "distance":
+    if kind == "rmse" and rule.number.startswith("mse"):
         values = [[math.sqrt(value) for value in network] for network in values]
     return _reading(
         values,
@@ -630,14 +609,14 @@ def _iteration_readings(
     spent = _finite([[r.get("steps") for r in network] for network in trials.judged])
     own_stop = _reading(spent, printed, text, "all")
     limit = trials.cell.attack_parameters.get("steps")
-    recovered = any(any(_successes(trials, rule)) for rule in rules if rule.judged.kind == "strict")
+    recovered = any(any(_successes(trials, rule)) for rule in rules if rule.judged.needs_recovery)
     if (isinstance(limit, int) and limit < printed) or not (at_limit or recovered):
         # A profile that stops earlier than the paper cannot confirm or refute a printed limit, nor
         # can steps spent in vain confirm the steps that the paper's successes took.
         own_stop["verdict"] = "inconclusive"
     readings = {}
     for rule in rules:
-        if not (rule.stepwise and (rule.paper or rule.judged.kind == "strict")):
+        if not (rule.stepwise and (rule.paper or rule.judged.needs_recovery)):
             continue
         successes = _successes(trials, rule)
         if at_limit and not any(successes):

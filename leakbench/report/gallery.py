@@ -22,12 +22,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from leakbench import metrics
 from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.metrics.mse import mse
+from leakbench.metrics.rules import succeeded
+from leakbench.metrics.ssim import ssim
 from leakbench.records import Key, Record, Run
-from leakbench.report.cells import Rule, rules_of, succeeded
+from leakbench.report.cells import Rule, rules_of
 from leakbench.report.tables import compact
 from leakbench.spec import JUDGED, Plan
 
@@ -260,7 +262,7 @@ def _of(planned: PlannedCell, records: Mapping[Key, Record]) -> list[Record]:
 
 def _frame_rule(plan: Plan) -> Rule | None:
     """The rule whose successes are framed: the suite's first strict one."""
-    return next((rule for rule in rules_of(plan) if rule.judged.kind == "strict"), None)
+    return next((rule for rule in rules_of(plan) if rule.judged.needs_recovery), None)
 
 
 class _Shelf:
@@ -331,8 +333,8 @@ def _compared(image: Image | None, truth: Image) -> Picture:
     if image is None or image.shape != truth.shape:
         return Picture(image=None, caption="")
     pair = torch.from_numpy(image[None].copy()), torch.from_numpy(truth[None].copy())
-    ssim = float(metrics.ssim(*pair)) if image.ndim == 3 else None
-    return Picture(image=_shown(image), caption=_numbers(float(metrics.mse(*pair)), ssim))
+    similarity = float(ssim(*pair)) if image.ndim == 3 else None
+    return Picture(image=_shown(image), caption=_numbers(float(mse(*pair)), similarity))
 
 
 def _shown(image: Image | None) -> Image | None:
@@ -477,10 +479,8 @@ def _legend(plan: Plan) -> list[str]:
     rule = _frame_rule(plan)
     frame = ["No strict rule in this suite, no frames."]
     if rule is not None:
-        frame = [
-            f"Blue frame: success under '{rule.label}': clamped MSE < {rule.judged.threshold:g}",
-            f"and < {rule.judged.fraction:g} x the victim's best trivial baseline.",
-        ]
+        text = f"Blue frame: success under '{rule.label}': {rule.judged.condition}."
+        frame = text.replace(" and ", "\nand ").split("\n")
     return [
         *frame,
         "Under each picture: raw MSE / SSIM. Pictures are clamped to [0, 1].",

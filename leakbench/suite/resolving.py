@@ -13,6 +13,7 @@ from typing import Any
 from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.metrics.rules import make_rule
 from leakbench.names import IMAGE_MODELS, MODELS
 from leakbench.spec import (
     Cell,
@@ -231,11 +232,9 @@ def _cells(
 
 def _check_rules(rules: Sequence[Mapping[str, Any]], file: str) -> None:
     """What the kind of a rule demands of its other keys."""
-    from leakbench.metrics import SuccessRule  # brings torch, which no reading of a file needs
-
     for rule in rules:
         try:
-            SuccessRule(**rule)
+            make_rule(**rule)
         except LeakbenchError as error:
             raise LeakbenchError(f"{file}, key rules: {error}") from None
 

@@ -143,7 +143,7 @@ class DefenseTable(Table):
 
 
 class RuleTable(Table):
-    """[[rules]] what counts as a success (see `metrics.SuccessRule`)."""
+    """[[rules]] what counts as a success (see `metrics.rules`)."""
 
     name: Identifier
     kind: Literal["mse", "distance", "strict", "identified"]

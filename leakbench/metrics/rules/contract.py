@@ -1,0 +1,130 @@
+"""What every kind of success rule is made of. A rule judges numbers; it never sees an image."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leakbench.errors import LeakbenchError
+
+Numbers = Mapping[str, float | None]
+"""Name of a metric, or `BEST_BASELINE` -> its value for one image; None: not measured."""
+
+BEST_BASELINE: str = "best_baseline_mse"
+"""The smallest clamped mean squared error among the victim's `TRIVIAL` baselines."""
+
+TRIVIAL: tuple[str, ...] = ("start_image", "mean_image", "class_mean")
+"""Baselines that need no search through other people's images."""
+
+STEP_NUMBERS: tuple[str, ...] = (
+    "mse_raw",
+    "mse_clamped",
+    "distance_raw",
+    "distance_clamped",
+    BEST_BASELINE,
+)
+"""What is known of every iterate. Ranking each of them among the candidates would cost too much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessRule(ABC):
+    """What a suite calls a success. It is applied by the harness, never by an attack.
+
+    A kind of rule is one subclass in a file of its own in `leakbench/metrics/rules/`. Its fields
+    are the keys of a `[[rules]]` table in a suite.
+
+    Attributes:
+        kind: The kind's name in suites.
+        version: Raised whenever the kind judges the same numbers differently.
+        needs_recovery: Whether a success shows the image itself, not only whose it is.
+        name: The rule's name in suites, records and tables.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    needs_recovery: ClassVar[bool] = False
+
+    name: str
+
+    @property
+    @abstractmethod
+    def reads(self) -> tuple[str, ...]:
+        """The numbers that `judge` looks at: names of metrics, or `BEST_BASELINE`."""
+
+    @abstractmethod
+    def judge(self, measured: Numbers) -> bool:
+        """Whether an image with these numbers is a success.
+
+        A number the rule needs that is absent, None or NaN makes it False: what could not be
+        measured has not been shown to leak.
+        """
+
+    @property
+    @abstractmethod
+    def condition(self) -> str:
+        """What must hold, in words and with the rule's numbers, without a full stop."""
+
+    @property
+    def error(self) -> str:
+        """The metric that says how far off a success is: printed errors are compared with it."""
+        return "mse_clamped"
+
+    @property
+    def identifies_first(self) -> bool:
+        """Whether a success names the victim with one guess among the candidates.
+
+        The chance of that has a ceiling that follows from a defense's guarantee.
+        """
+        return False
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether the rule can be followed step by step, from `STEP_NUMBERS` alone."""
+        return set(self.reads) <= set(STEP_NUMBERS)
+
+    def success_at(
+        self, *, mse_raw: float, mse_clamped: float, pixels: int, baseline: float | None
+    ) -> bool:
+        """Whether an iterate is a success.
+
+        Args:
+            mse_raw: Its mean squared error.
+            mse_clamped: The same on clamped pixels.
+            pixels: Numbers in one image, to make distances of the two.
+            baseline: The victim's `BEST_BASELINE`.
+
+        Raises:
+            ValueError: If the rule is not `stepwise`.
+        """
+        if not self.stepwise:
+            raise ValueError(f"{self._where}: {self.kind} cannot be followed step by step")
+        return self.judge(
+            {
+                "mse_raw": mse_raw,
+                "mse_clamped": mse_clamped,
+                "distance_raw": math.sqrt(mse_raw * pixels),
+                "distance_clamped": math.sqrt(mse_clamped * pixels),
+                BEST_BASELINE: baseline,
+            }
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"rule '{self.name}'"
+
+    def _require_threshold(self, threshold: float | None) -> None:
+        if threshold is None or not 0 < threshold < math.inf:
+            text = f"threshold must be positive and finite, got {threshold}"
+            raise LeakbenchError(f"{self._where}: {text}")
+
+    def _require_clamp(self, clamp: bool) -> None:
+        if not clamp:
+            raise LeakbenchError(f"{self._where}: {self.kind} always clamps, clamp must be true")
+
+
+def below(value: float | None, limit: float) -> bool:
+    """Whether a measured number is less than `limit`; None and NaN are not."""
+    return value is not None and value < limit
