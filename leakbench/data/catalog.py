@@ -9,12 +9,10 @@ import re
 from pathlib import Path
 
 from leakbench.data import entries, families
-from leakbench.data.entries import Entry, OwnData, Source
+from leakbench.data.entries import LARGEST_SIDE, Entry, OwnData, Source
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 
 ENVIRONMENT_VARIABLE = "LEAKBENCH_DATA"
-LARGEST_SIDE = 4096
-"""Pixels; of images given by path."""
 
 
 def _built_in() -> dict[str, Entry]:
@@ -38,9 +36,9 @@ def look_up(source: Source) -> Entry:
     DataMissing where these are not there.
     """
     if isinstance(source, OwnData):
-        from leakbench.data import own  # brings numpy
+        from leakbench.data.own import entry  # brings numpy
 
-        return own.entry(source)
+        return entry(source)
     if is_path(source):
         return look_up(locate(source))
     try:

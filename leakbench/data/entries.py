@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SAMPLES = Path(__file__).parent / "samples"
 """The embedded files."""
 
+LARGEST_SIDE = 4096
+"""Pixels; of a user's own images."""
+
 
 Build = Callable[[Sequence[Path], Sequence[Path]], None]
 """Writes the files of a data root (second argument) from archives (first argument)."""

@@ -9,7 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,7 @@ def read_npz(path: Path, wanted: Mapping[str, Wanted]) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             return {key: _read_member(path, archive, key, want) for key, want in wanted.items()}
     except _DAMAGE as problem:
-        raise LeakbenchError(
-            f"{path}: cannot be read as an npz file, it is damaged or something else "
-            f"({_reason(problem)})"
-        ) from problem
+        raise _damaged(path, problem) from problem
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, key: str, want: Wanted) -> Array:
@@ -91,6 +88,63 @@ def _read_member(path: Path, archive: zipfile.ZipFile, key: str, want: Wanted) -
     return array
 
 
+def read_arrays(path: Path, keys: Sequence[str], limit: int) -> dict[str, Array]:
+    """Those of the arrays `keys` that an npz file has, of any shape, at most `limit` bytes in all.
+
+    LeakbenchError naming the file when it is damaged, or an array holds Python objects or is too
+    large; both are found from its header, before the array is decompressed.
+    """
+    found: dict[str, Array] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {
+                key: archive.getinfo(f"{key}.npy")
+                for key in keys
+                if f"{key}.npy" in archive.namelist()
+            }
+            total = sum(info.file_size for info in members.values())
+            if total > limit:
+                raise LeakbenchError(
+                    f"{path}: its arrays take {total:,} bytes; allowed are {limit:,}"
+                )
+            for key, info in members.items():
+                _check_header(path, archive, key, info)
+                content = io.BytesIO(archive.read(info))
+                found[key] = np.lib.format.read_array(content, allow_pickle=False)
+    except _DAMAGE as problem:
+        raise _damaged(path, problem) from problem
+    return found
+
+
+def _check_header(path: Path, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo) -> None:
+    """The header of an npy member must fit its size."""
+    with archive.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read_header is None:
+            raise LeakbenchError(f"{path}: array '{key}' has the npy version {version}")
+        shape, _, dtype = read_header(stream)
+        if dtype.hasobject:
+            raise LeakbenchError(f"{path}: array '{key}' holds Python objects; they are not loaded")
+        if dtype.names is not None:
+            raise LeakbenchError(f"{path}: array '{key}' is a table of fields, {dtype}")
+        needed = stream.tell() + math.prod(shape) * dtype.itemsize
+    if needed != info.file_size:
+        raise LeakbenchError(
+            f"{path}: array '{key}' is {info.file_size:,} bytes long, its header says {needed:,}"
+        )
+
+
+def _damaged(path: Path, problem: BaseException) -> LeakbenchError:
+    return LeakbenchError(
+        f"{path}: cannot be read as an npz file, it is damaged or something else "
+        f"({reason(problem)})"
+    )
+
+
 def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """An uncompressed IDX file of unsigned bytes with exactly this shape.
 
@@ -104,7 +158,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
             raise LeakbenchError(f"{path}: {found:,} bytes long, it must be {expected:,}")
         content = path.read_bytes()
     except OSError as problem:
-        raise LeakbenchError(f"{path}: cannot be read ({_reason(problem)})") from problem
+        raise LeakbenchError(f"{path}: cannot be read ({reason(problem)})") from problem
     if not content.startswith(header):
         raise LeakbenchError(f"{path}: its header is not that of an IDX file of uint8 {shape}")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
@@ -118,7 +172,7 @@ def file_digest(path: Path, algorithm: str) -> str:
                 stream, lambda: hashlib.new(algorithm, usedforsecurity=False)
             ).hexdigest()
     except OSError as problem:
-        raise LeakbenchError(f"{path}: cannot be read ({_reason(problem)})") from problem
+        raise LeakbenchError(f"{path}: cannot be read ({reason(problem)})") from problem
 
 
 def arrays_digest(arrays: Mapping[str, Array]) -> str:
@@ -130,7 +184,7 @@ def arrays_digest(arrays: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _reason(problem: BaseException) -> str:
+def reason(problem: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror
