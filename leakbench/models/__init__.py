@@ -1,0 +1,1 @@
+"""Networks as plugins, one file a family (`leakbench.architectures` finds and builds them)."""

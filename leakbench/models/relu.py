@@ -1,0 +1,83 @@
+"""Convolutions with ReLU and max-pooling and one dense layer: a network to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from leakbench import relu_gradients
+from leakbench.architectures import Architecture, Scheme, Takes, draw
+from leakbench.contracts import Weights
+from leakbench.losses import class_probabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReluNet:
+    """5x5 convolutions, padding 2, each with ReLU and 2x2 max-pooling, then one dense layer.
+
+    Maps (b, channels, height, width) to (b, classes) logits; no biases, so every layer is one
+    tensor. For training: its second derivatives are mostly 0, which starves gradient matching.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    channels: tuple[int, ...]
+    scheme: Scheme = "default"
+    head: str = "dense.weight"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape, in the order gradients are listed."""
+        channels, height, width = self.input_shape
+        shapes: dict[str, tuple[int, ...]] = {}
+        for number, units in enumerate(self.channels, start=1):
+            shapes[f"conv{number}.weight"] = (units, channels, 5, 5)
+            channels, height, width = units, height // 2, width // 2
+        shapes["dense.weight"] = (self.classes, channels * height * width)
+        return shapes
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All weights, drawn by the scheme."""
+        return draw(self.shapes(), self.scheme, generator, dtype)
+
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """(b, *input_shape) -> (b, classes)."""
+        hidden = inputs
+        for number in range(1, len(self.channels) + 1):
+            hidden = functional.conv2d(hidden, weights[f"conv{number}.weight"], padding=2)
+            hidden = functional.max_pool2d(torch.relu(hidden), 2)
+        return functional.linear(hidden.flatten(1), weights["dense.weight"])
+
+    def stacked_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        names, labels = list(self.shapes()), class_probabilities(labels, self.classes, inputs)
+        found = relu_gradients.example_gradients([weights[k] for k in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
+
+    def client_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor, shares: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        names, labels = list(self.shapes()), class_probabilities(labels, self.classes, inputs)
+        labels = labels * shares[..., None]  # the loss is linear in them
+        found = relu_gradients.client_gradients([weights[k] for k in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CNN2Relu(Architecture):
+    """Two ReLU convolutions of 16 and 32 channels with max-pooling, one dense layer, no biases.
+
+    The kind of network the papers train (three weight tensors), whose widths they leave open.
+    """
+
+    name: ClassVar[str] = "cnn2_relu"
+    takes: ClassVar[Takes] = "images"
+
+    def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> ReluNet:
+        return ReluNet(input_shape=input_shape, classes=classes, channels=(16, 32), scheme=scheme)
