@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench import models, optim
+from leakbench import architectures, optim
 from leakbench.contracts import Attack, Context, Defense, Leak, LeakPoint, Observation, Replay
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
@@ -151,7 +151,7 @@ def make_leak(case: str, victims: int, device: str) -> tuple[Leak, Tensor, Victi
     """Undefended type-2 leak of the first candidates, their images, and the attack's streams."""
     name, dataset = case.split("/")
     data = load(dataset)
-    model = models.build(name, data.input_shape, data.classes)
+    model = architectures.build(name, data.input_shape, data.classes)
     weights = model.init(generator(SEED, "weights"), torch.float32)
     weights = {k: v.to(device) for k, v in weights.items()}
     images = data.candidates[:victims].to(device)

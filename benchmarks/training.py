@@ -35,11 +35,13 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from leakbench import models
+from leakbench import architectures
 from leakbench.contracts import Context, Defense
 from leakbench.data import load
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.none import NoDefense
+from leakbench.models.relu import ReluNet
+from leakbench.models.sigmoid import SigmoidNet
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, run_round
 
@@ -69,7 +71,7 @@ class Setup:
 
     def __init__(self, name: str, clients: int, steps: int, size: int, device: str) -> None:
         data = load("mnist")
-        self.model = models.build(name, data.input_shape, data.classes, "default")
+        self.model = architectures.build(name, data.input_shape, data.classes, "default")
         weights = self.model.init(generator(SEED, "weights"), torch.float32)
         self.weights = {k: v.to(device) for k, v in weights.items()}
         shape = (steps, clients, size)
@@ -113,9 +115,9 @@ class Setup:
                     local = {k: local[k] - RATE * g for k, g in zip(local, found, strict=True)}
 
 
-def module_of(model: models.SigmoidNet | models.ReluNet) -> nn.Sequential:
+def module_of(model: SigmoidNet | ReluNet) -> nn.Sequential:
     """The same network of torch.nn layers."""
-    if sigmoid := isinstance(model, models.SigmoidNet):
+    if sigmoid := isinstance(model, SigmoidNet):
         strides = [layer.stride for layer in model.convolutions]
     else:
         strides = [1] * len(model.channels)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-TRIALS = ("leakbench.judging", "leakbench.models", "leakbench.training", "leakbench.trials")
+TRIALS = ("leakbench.judging", "leakbench.training", "leakbench.trials")
 """Modules of the machinery on every trial's path; what they import is followed."""
 
 TRAININGS = ("leakbench.utility",)

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench import models
+from leakbench import architectures, registry
 from leakbench.arithmetic import mode, processor
 from leakbench.contracts import (
     Context,
@@ -134,7 +134,8 @@ def blas() -> str:
 def _key(shape: Shape, kernels: str) -> str:
     on_gpu = shape.device.startswith("cuda")
     device = torch.cuda.get_device_name(shape.device) if on_gpu else processor()
-    code = source_digest((), ("leakbench.probe",))
+    network = registry.find("models", shape.model).path
+    code = source_digest((network,) if network else (), ("leakbench.probe",))
     parts = (device, torch.__config__.show(), torch.__version__, kernels, code, repr(shape))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -190,7 +191,7 @@ def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
 def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     """What leaks of random inputs, the same for a victim whoever is with it, and their streams."""
     device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
-    model = models.build(shape.model, shape.input_shape, shape.classes)
+    model = architectures.build(shape.model, shape.input_shape, shape.classes)
     drawn = model.init(generator(0, "probe"), dtype)
     weights = {name: value.to(device) for name, value in drawn.items()}
     streams = VictimStreams(0, tuple(("probe", victim) for victim in victims))

@@ -1,8 +1,8 @@
 """Names -> plugins. A plugin is a class with a literal `name = "..."` in a file of a plugin folder.
 
-Built-in folders are `leakbench.attacks` and `leakbench.defenses`; other distributions bring theirs
-by an entry point of the same group that points at such a module. Listing reads files and imports
-none of them; `load` imports the one plugin asked for.
+Built-in folders are `leakbench.attacks`, `leakbench.defenses` and `leakbench.models`; other
+distributions bring theirs by an entry point of the same group that points at such a module. Listing
+reads files and imports none of them; `load` imports the one plugin asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, cast
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.plugin_files import Plugin, broken, locate, one_line, scan
 
-Kind = Literal["attacks", "defenses"]
+Kind = Literal["attacks", "defenses", "models"]
 
 
 def discover(kind: Kind) -> list[Plugin]:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from leakbench import models, probe, registry
+from leakbench import architectures, probe, registry
 from leakbench.arithmetic import processor
 from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights
 from leakbench.data import load
@@ -238,7 +238,11 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         check_cell(cell, dataset)
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
-    plugins = (registry.find("attacks", cell.attack), registry.find("defenses", cell.defense))
+    plugins = (
+        registry.find("models", cell.model),
+        registry.find("attacks", cell.attack),
+        registry.find("defenses", cell.defense),
+    )
     spec = cell.spec() | {
         "data": dataset.checksum,
         "metrics": judge_versions(),
@@ -250,7 +254,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     identities = []
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
-        whole = spec | {"network": number, "weights_digest": models.digest(weights)}
+        whole = spec | {"network": number, "weights_digest": architectures.digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     # Promises depend on shapes only: they are the same for every network.
     guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
@@ -333,15 +337,15 @@ def _planned_training(
         )
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
-    plugin = registry.find("defenses", cell.defense).path
+    plugins = (registry.find("models", cell.model), registry.find("defenses", cell.defense))
     spec = cell.spec() | {
         "data": data.checksum,
-        "source": source_digest((plugin,) if plugin else (), TRAININGS),
+        "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path), TRAININGS),
         **replace(platform, unit=None).facts(),
     }
     identities = []
     for number in range(plan.utility_networks):
-        digest = models.digest(first_weights(cell, number))
+        digest = architectures.digest(first_weights(cell, number))
         whole = spec | {"network": number, "weights_digest": digest}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     return PlannedTraining(cell=cell, identities=tuple(identities), skip="")

@@ -20,7 +20,8 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from leakbench import models, probe, registry
+from leakbench import architectures, probe, registry
+from leakbench.architectures import Architecture
 from leakbench.contracts import (
     Attack,
     Context,
@@ -62,10 +63,8 @@ def check_plugin(kind: registry.Kind, name: str) -> str:
     """Import a plugin and run its contract tests with default parameters; "" or what is wrong."""
     try:
         plugin = registry.load(kind, name)()
-        if kind == "attacks":
-            check_attack(plugin)
-        else:
-            check_defense(plugin)
+        check = {"attacks": check_attack, "defenses": check_defense, "models": check_model}[kind]
+        check(plugin)
     except LeakbenchError as error:
         return str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may fail in any way: that is the answer
@@ -253,7 +252,7 @@ def _setting(
 ) -> tuple[Model, dict[str, Tensor], Tensor, Tensor]:
     """A network with U(-0.5, 0.5) weights and the first eight candidate digits."""
     digits = load("mnist")
-    model = models.build(name, digits.input_shape, digits.classes)
+    model = architectures.build(name, digits.input_shape, digits.classes)
     weights = model.init(generator(SEED, "weights"), dtype)
     return model, weights, digits.candidates[:8].to(dtype), digits.candidate_labels[:8]
 
@@ -516,7 +515,19 @@ def _check_replay(path: _Path) -> None:
     _require(bool(torch.isfinite(slope).all()), "the replay has a derivative that is not finite")
 
 
-# ------------------------------------------------------------------------------ both
+# ------------------------------------------------------------------------------ models
+
+
+def check_model(architecture: Architecture) -> None:
+    """Logits of the right shape, and weights that follow their generator.
+
+    Raises:
+        ContractBreach: a promise is broken.
+    """
+    _check_class(architecture, Architecture)
+
+
+# ------------------------------------------------------------------------------ all
 
 
 def _check_class(plugin: Any, family: type) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakbench import models, registry
+from leakbench import architectures, registry
 from leakbench.contracts import (
     Attack,
     Context,
@@ -102,10 +102,14 @@ class ChunkResult:
 
 def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str, Tensor]]:
     """Model and first weights number `number` of a cell; the same for every defense and attack."""
-    scheme = cast(models.Scheme, cell.weights)
-    model = models.build(cell.model, dataset.input_shape, dataset.classes, scheme)
+    model = _model(cell, dataset)
     stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
     return model, model.init(stream, getattr(torch, cell.dtype))
+
+
+def _model(cell: Cell, dataset: Dataset) -> Model:
+    scheme = cast(architectures.Scheme, cell.weights)
+    return architectures.build(cell.model, dataset.input_shape, dataset.classes, scheme)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +169,11 @@ def check_cell(cell: Cell, dataset: Dataset) -> None:
         count_subsets(cell.batch_size, subset)
     if cell.federation:
         schedule = Schedule(**cell.federation)
-        model = models.build(
-            cell.model, dataset.input_shape, dataset.classes, cast(models.Scheme, cell.weights)
+        model = architectures.build(
+            cell.model,
+            dataset.input_shape,
+            dataset.classes,
+            cast(architectures.Scheme, cell.weights),
         )
         stream = generator(cell.seed, "partition", cell.dataset, 0)
         shares = partition(dataset.train_labels, schedule, stream)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakbench import models, registry
+from leakbench import architectures, registry
 from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import data_root, look_up
@@ -173,8 +173,8 @@ def build_defense(cell: UtilityCell) -> Defense:
 
 def _model(cell: UtilityCell) -> Model:
     entry = look_up(cell.dataset)
-    scheme = cast(models.Scheme, cell.weights)
-    return models.build(cell.model, entry.input_shape, entry.classes, scheme)
+    scheme = cast(architectures.Scheme, cell.weights)
+    return architectures.build(cell.model, entry.input_shape, entry.classes, scheme)
 
 
 def _network(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbench import data, registry
+from leakbench.architectures import build
 from leakbench.attacks.analytic import Analytic
 from leakbench.attacks.candidates import Candidates
 from leakbench.attacks.cpl import CPL, Init
@@ -37,7 +38,6 @@ from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
 from leakbench.matching import sign_rule_labels, total_variation
 from leakbench.metrics.mse import mse
-from leakbench.models import build
 from leakbench.optim import Objective, Solution, Status, StepWatch
 from leakbench.simulation import simulator
 from leakbench.starts import gaussian, patterned, uniform

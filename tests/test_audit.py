@@ -14,6 +14,7 @@ from scipy.stats import binomtest, norm
 
 from leakbench import audit as module
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.audit import POINTS, Audit, audit, bracket, canary_at, check
 from leakbench.clipping import clip_tensors
 from leakbench.contracts import (
@@ -37,7 +38,6 @@ from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.gaussian import ExampleGaussian
 from leakbench.gradients import per_example
-from leakbench.models import build
 from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.streams import NoiseStreams, generator
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leakbench.architectures import build
 from leakbench.contracts import (
     Context,
     Defense,
@@ -19,7 +20,6 @@ from leakbench.contracts import (
     State,
 )
 from leakbench.errors import LeakbenchError
-from leakbench.models import build
 
 SHAPE = (1, 28, 28)
 MODEL = build("cnn2", SHAPE, 10)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from leakbench.architectures import build
 from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
 from leakbench.data import load
 from leakbench.federated import train
-from leakbench.models import build
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run

@@ -15,6 +15,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.clipping import clip_flat, clip_tensors
 from leakbench.contracts import Context, Defense, Gradients, NoiseConvention, Observer, Setting
 from leakbench.defenses.adaclip import AdaClip, Moments
@@ -24,7 +25,6 @@ from leakbench.defenses.none import NoDefense
 from leakbench.defenses.quantile_clip import Bounds, QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import per_example
-from leakbench.models import build
 from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.streams import NoiseStreams, generator
 

@@ -48,7 +48,7 @@ from leakbench.defenses.batch_clipping import (
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import of_subsets, per_example
-from leakbench.models import Convolution, SigmoidNet
+from leakbench.models.sigmoid import Convolution, SigmoidNet
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.testing import check_defense

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbench import data, registry
+from leakbench.architectures import build
 from leakbench.contracts import Context, Defense, Gradients, NoiseConvention, Observer, Setting
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.dp_dyn import (
@@ -29,7 +30,6 @@ from leakbench.defenses.model_cloak import ModelCloak, ModelCloakDynamic
 from leakbench.errors import LeakbenchError
 from leakbench.gaussian import ExampleGaussian
 from leakbench.gradients import per_example
-from leakbench.models import build
 from leakbench.streams import NoiseStreams, generator
 from leakbench.suite import complete
 from leakbench.testing import check_defense

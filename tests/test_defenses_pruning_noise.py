@@ -17,6 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.contracts import (
     Context,
     Defense,
@@ -35,7 +36,6 @@ from leakbench.defenses.prune import Prune
 from leakbench.defenses.random_noise import RandomNoise
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import per_example
-from leakbench.models import build
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.testing import check_defense

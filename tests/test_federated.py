@@ -15,6 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from leakbench import data, federated
+from leakbench.architectures import build
 from leakbench.contracts import (
     Context,
     Defense,
@@ -33,7 +34,7 @@ from leakbench.defenses.fed_sdp import FedSDPServer
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Trained, partition, sample, train
-from leakbench.models import ModuleModel, build
+from leakbench.modules import ModuleModel
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round

@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leakbench.architectures import build
 from leakbench.contracts import Gradients, Model, Weights
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import HandWritten, HandWrittenStacked, of_batch, per_example
-from leakbench.models import Convolution, ModuleModel, ReluNet, SigmoidNet, build
+from leakbench.models.relu import ReluNet
+from leakbench.models.sigmoid import Convolution, SigmoidNet
+from leakbench.modules import ModuleModel
 from leakbench.streams import generator
 
 MODELS = ["lenet_cpl", "lenet_dlg", "cnn2"]

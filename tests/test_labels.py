@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Weights
 from leakbench.labels import infer, labels_of
 from leakbench.matching import sign_rule_labels
-from leakbench.models import build
 from leakbench.streams import VictimStreams, generator
 from leakbench.training import Batch, capture
 

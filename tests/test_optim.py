@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakbench import models
+from leakbench import architectures
 from leakbench.attacks.cpl import CPL
 from leakbench.attacks.dlg import DLG
 from leakbench.contracts import (
@@ -28,7 +28,7 @@ from leakbench.contracts import (
 )
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
-from leakbench.models import SigmoidNet
+from leakbench.models.sigmoid import SigmoidNet
 from leakbench.optim import LBFGS, Objective, SignedAdam, Solution
 from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
@@ -585,7 +585,7 @@ def streams_of(victims: Sequence[int]) -> VictimStreams:
 
 
 def mnist_model(name: str) -> SigmoidNet:
-    return models.build(name, (1, 28, 28), 10)
+    return architectures.build(name, (1, 28, 28), 10)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leakbench.architectures import build
 from leakbench.contracts import Weights
 from leakbench.data import load
-from leakbench.models import MLP, SigmoidNet, build
+from leakbench.models.mlp import DenseNet
+from leakbench.models.sigmoid import SigmoidNet
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.streams import generator
 
 DIGITS = 520  # the last batch of an epoch is smaller than the others
 
 
-def network(name: str = "cnn2") -> tuple[SigmoidNet | MLP, dict[str, Tensor]]:
+def network(name: str = "cnn2") -> tuple[SigmoidNet | DenseNet, dict[str, Tensor]]:
     dataset = load("mnist")
     model = build(name, dataset.input_shape, dataset.classes)
     return model, model.init(generator(3, "weights"), torch.float32)

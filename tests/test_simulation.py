@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.contracts import Context, Gradients, LeakPoint, Observation, Replay
 from leakbench.defenses.batch_clipping import BatchClip
-from leakbench.models import build
 from leakbench.simulation import simulator
 from leakbench.streams import generator
 

@@ -759,7 +759,8 @@ def test_an_image_model_on_a_table_is_refused(write: Callable[[str], str]) -> No
     table = table.replace('dataset = "mnist"', 'dataset = "breast_cancer"')
     text = error_of(write(table))
     assert "bad.toml, key model.name" in text
-    assert "'cnn2' takes images, 'breast_cancer' has none; allowed for it: mlp" in text
+    assert "key model.name, 'breast_cancer': model 'cnn2': takes images" in text
+    assert "allowed for those: mlp" in text
     dense = table.replace('name = "cnn2"', 'name = "mlp"')
     assert {cell.model for cell in resolve(write(dense)).cells} == {"mlp"}
 

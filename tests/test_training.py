@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leakbench import data
+from leakbench.architectures import build
 from leakbench.contracts import (
     Context,
     Defense,
@@ -30,7 +31,7 @@ from leakbench.defenses.none import NoDefense
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.gradients import of_batch, per_example
 from leakbench.matching import squared_distance
-from leakbench.models import Convolution, SigmoidNet, build
+from leakbench.models.sigmoid import Convolution, SigmoidNet
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, Round, capture, run_round

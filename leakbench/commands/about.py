@@ -52,7 +52,7 @@ def list_command(
 
 
 def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
-    if kind in (Kind.attacks, Kind.defenses):
+    if kind in (Kind.attacks, Kind.defenses, Kind.models):
         from leakbench import registry
 
         rows = []
@@ -77,13 +77,6 @@ def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
              "summary": row["title"]}
             for row in describe()
         ]  # fmt: skip
-    if kind is Kind.models:
-        from leakbench.names import MODELS
-
-        return [
-            {"name": name, "origin": "leakbench", "status": "ok", "reason": "", "summary": summary}
-            for name, summary in MODELS.items()
-        ]
     if kind is Kind.accountants:
         return _accountants()
     return _suites()

@@ -14,7 +14,6 @@ from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.metrics.rules import make_rule
-from leakbench.names import IMAGE_MODELS, MODELS
 from leakbench.spec import (
     Cell,
     DefenseRow,
@@ -375,13 +374,12 @@ def _check_model(
     where: str, model: ModelTable, training: TrainingTable, datasets: Sequence[str]
 ) -> None:
     """A known network that takes the data, and a batch size for each data set."""
-    if model.name not in MODELS:
-        raise unknown_name("model", model.name, MODELS, f"{where}, key model.name")
+    from leakbench.architectures import require_taken  # brings torch, as plugins do
+
+    registry.find("models", model.name, f"{where}, key model.name")
+    kind = registry.load("models", model.name)
     for name in datasets:
-        if model.name in IMAGE_MODELS and len(look_up(name).input_shape) != 3:
-            text = f"'{model.name}' takes images, '{name}' has none; allowed for it: "
-            others = ", ".join(sorted(MODELS.keys() - IMAGE_MODELS))
-            raise LeakbenchError(f"{where}, key model.name: {text}{others}")
+        require_taken(kind, look_up(name).input_shape, f"{where}, key model.name, '{name}'")
         if name not in training.batch_size:
             raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
 
