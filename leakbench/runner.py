@@ -180,7 +180,7 @@ def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, floa
     shapes: dict[probe.Shape, None] = {}
     for cell in plan.cells:
         try:
-            dataset = load(cell.dataset, root)
+            dataset = load(cell.source, root)
         except DataMissing:
             continue
         shape = probe.Shape(
@@ -206,7 +206,7 @@ def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[
 
 
 def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> PlannedCell:
-    available = look_up(cell.dataset).sample_counts[0]
+    available = look_up(cell.source).sample_counts[0]
     if plan.victims * plan.networks > available:
         raise LeakbenchError(
             f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
@@ -224,7 +224,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         for number in range(plan.networks)
     )
     try:
-        dataset = load(cell.dataset, root)
+        dataset = load(cell.source, root)
     except DataMissing as error:
         return PlannedCell(
             cell=cell,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from leakbench.data.entries import OwnData, Source
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.parameters import require_in
 from leakbench.plain import from_json
@@ -177,9 +178,11 @@ class Cell:
     `rules` and both `parameters` are complete (after defaults), so that `spec()` says all that
     decides a result but the data, the weights and the code. `rounds` are those of the looks;
     `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
+    `own` says where the data are if they are the user's own; `dataset` is their name all the same.
     """
 
     dataset: str
+    own: OwnData | None = None
     model: str
     weights: str
     pretraining: Mapping[str, Any] | None
@@ -209,6 +212,11 @@ class Cell:
     def row(self) -> str:
         """Row of the table it stands in."""
         return row_name(self.variant, self.defense_id)
+
+    @property
+    def source(self) -> Source:
+        """What to load the data from."""
+        return self.own or self.dataset
 
     @property
     def example_view(self) -> bool:
@@ -248,9 +256,9 @@ class Cell:
         return None if value is None else str(value)
 
     def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; the row's names do not change a result."""
+        """JSON-able description for identity; neither names of rows nor paths change a result."""
         spec = dataclasses.asdict(self)
-        for name in ("variant", "defense_id", "label"):
+        for name in ("variant", "defense_id", "label", "own"):
             del spec[name]
         return spec
 
@@ -262,10 +270,11 @@ class Cell:
 class UtilityCell:
     """A training with one defense, every parameter spelled out; `schedule` is complete.
 
-    evaluate_at: rounds after which the accuracy is measured.
+    evaluate_at: rounds after which the accuracy is measured. own: as in `Cell`.
     """
 
     dataset: str
+    own: OwnData | None = None
     model: str
     weights: str
     pretraining: Mapping[str, Any] | None
@@ -284,10 +293,15 @@ class UtilityCell:
         """Row of the table of costs it stands in."""
         return self.defense_id
 
+    @property
+    def source(self) -> Source:
+        """What to load the data from."""
+        return self.own or self.dataset
+
     def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; the row's names do not change a result."""
+        """JSON-able description for identity; neither names of rows nor paths change a result."""
         spec = dataclasses.asdict(self)
-        for name in ("defense_id", "label"):
+        for name in ("defense_id", "label", "own"):
             del spec[name]
         return {"kind": "utility", **spec}
 

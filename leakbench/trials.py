@@ -130,14 +130,14 @@ class Look:
     state: State
 
 
-_ATTACKED: dict[tuple[int, str], Attacked] = {}
+_ATTACKED: dict[tuple[str, str], Attacked] = {}
 """Networks of this process by data set and recipe: pretraining takes seconds to minutes."""
 
 
 def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     """Network `number` of a cell, pretrained where the cell says so."""
     recipe = (cell.model, cell.weights, cell.pretraining, cell.seed, cell.dtype, number)
-    key = (id(dataset), canonical(recipe))  # data sets are kept for the life of the process
+    key = (dataset.checksum, canonical(recipe))
     if key not in _ATTACKED:
         model, weights = network(cell, dataset, number)
         if cell.pretraining is not None:
@@ -202,7 +202,7 @@ def looks(
             cell.rounds, cell.defense, dict(cell.defense_parameters), cell.seed, cell.dtype,
             number, str(next(iter(weights.values())).device),
         )  # fmt: skip
-        key = (id(dataset), canonical(recipe))
+        key = (dataset.checksum, canonical(recipe))
         if key not in _POINTS:
             schedule = Schedule(**{**cell.federation, "rounds": cell.rounds[-1]})
             _POINTS[key] = train(
@@ -225,7 +225,7 @@ def looks(
     return found
 
 
-_POINTS: dict[tuple[int, str], Mapping[int, Point]] = {}
+_POINTS: dict[tuple[str, str], Mapping[int, Point]] = {}
 """Trained weights of this process by cell and network, as `_ATTACKED`."""
 
 
@@ -277,7 +277,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         raises comes through as it is.
     """
     first = chunk.cells[0]
-    dataset = load(first.dataset, chunk.root)
+    dataset = load(first.source, chunk.root)
     device, dtype = torch.device(chunk.device), getattr(torch, first.dtype)
     attacked = attacked_network(first, dataset, chunk.network)
     attacked = replace(attacked, weights={k: v.to(device) for k, v in attacked.weights.items()})
@@ -683,7 +683,7 @@ def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -
 
 def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
     """Records for a chunk that came to nothing: status "oom", "timeout" or "error"."""
-    dataset = load(chunk.cells[0].dataset, chunk.root)
+    dataset = load(chunk.cells[0].source, chunk.root)
     each = chunk.cells[0].images_a_gradient
     measured: dict[str, Any] = dict.fromkeys(
         ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "labels_found",

@@ -18,6 +18,7 @@ from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
+from leakbench.data.entries import Source
 from leakbench.errors import DataMissing
 from leakbench.federated import Trained, check, partition, train
 from leakbench.pretraining import accuracy, pretrain
@@ -57,7 +58,7 @@ class Material:
     public_labels: Tensor
 
 
-def material(dataset: str, root: Path | None) -> Material:
+def material(dataset: Source, root: Path | None) -> Material:
     """The whole data set where `root` has it, else the embedded sample.
 
     Half of the sample's public part is public here; the other half tests where there is only the
@@ -71,7 +72,7 @@ def material(dataset: str, root: Path | None) -> Material:
 
 # Every defense of a suite asks for it, and finding the public examples reads all the others.
 @functools.lru_cache(maxsize=4)
-def _material(dataset: str, root: Path | None) -> Material:
+def _material(dataset: Source, root: Path | None) -> Material:
     sample = load(dataset, root)
     half = len(sample.public) // 2
     public, public_labels = sample.public[:half], sample.public_labels[:half]
@@ -108,7 +109,7 @@ def run_training(task: Training) -> Record:
         LeakbenchError: what `federated.train` refuses. A plugin's own errors come through.
     """
     cell = task.cell
-    data = material(cell.dataset, task.root)
+    data = material(cell.source, task.root)
     device, dtype = torch.device(task.device), getattr(torch, cell.dtype)
     model, weights = _network(cell, data, task.network, device)
     defense = build_defense(cell)
@@ -153,7 +154,7 @@ def check_training(cell: UtilityCell, root: Path | None) -> Material:
     Raises:
         LeakbenchError: see `federated.check`; DataMissing: no data.
     """
-    data = material(cell.dataset, root)
+    data = material(cell.source, root)
     schedule = Schedule(**cell.schedule)
     shares = partition(data.train_labels, schedule, generator(cell.seed, "partition", cell.dataset))
     check(_model(cell), build_defense(cell), schedule, shares, public=data.public)
@@ -172,7 +173,7 @@ def build_defense(cell: UtilityCell) -> Defense:
 
 
 def _model(cell: UtilityCell) -> Model:
-    entry = look_up(cell.dataset)
+    entry = look_up(cell.source)
     scheme = cast(architectures.Scheme, cell.weights)
     return architectures.build(cell.model, entry.input_shape, entry.classes, scheme)
 

@@ -454,7 +454,7 @@ def _priors(planned: PlannedCell) -> Counter[float]:
     of which the batch has the largest share: with one image, 1 of those of its class.
     """
     cell = planned.cell
-    each, count = cell.images_a_gradient, look_up(cell.dataset).sample_counts[0]
+    each, count = cell.images_a_gradient, look_up(cell.source).sample_counts[0]
     found: Counter[float] = Counter()
     sizes = Counter(planned.labels)
     for victims in planned.victims:

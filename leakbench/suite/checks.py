@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from leakbench.data.catalog import look_up
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.suite.tables import Suite, UtilityTable
+from leakbench.suite.tables import ANY_DATA_SET, Suite, UtilityTable
 
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
@@ -29,6 +29,7 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         if twice := {name for name in found if found.count(name) > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
     datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
+    by_data_set = [*datasets, ANY_DATA_SET]
     variants = [variant.id for variant in suite.variants] or [""]
     utility, priced = suite.utility or UtilityTable(), suite.printed_utility
     trainings = [
@@ -39,9 +40,9 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
     # Without a [gallery] of its own a suite shows the first row that has a result.
     gallery = [suite.gallery] if "gallery" in suite.model_fields_set else []
     places: list[tuple[str, Sequence[str] | None, Sequence[str], str]] = [
-        *(("training.batch_size", list(t.batch_size), datasets, "data set") for t in trainings),
+        *(("training.batch_size", list(t.batch_size), by_data_set, "data set") for t in trainings),
         *(
-            ("training.examples_a_client", list(t.examples_a_client), datasets, "data set")
+            ("training.examples_a_client", list(t.examples_a_client), by_data_set, "data set")
             for t in trainings
         ),
         ("utility.datasets", utility.datasets, datasets, "data set"),
@@ -72,7 +73,7 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
     ]
     for name in suite.datasets:
         try:
-            look_up(name)
+            look_up(suite.data(name))
         except LeakbenchError as error:
             raise LeakbenchError(f"{file}, key datasets: {error}") from None
     for key, used, allowed, kind in places:

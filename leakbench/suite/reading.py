@@ -16,7 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from leakbench.data.entries import OwnData
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.suite import own_data
 from leakbench.suite.checks import check
 from leakbench.suite.tables import Suite
 
@@ -32,7 +34,9 @@ def names() -> list[str]:
 def read(suite: str) -> tuple[Suite, str, str]:
     """Suite by name or path of a .toml file -> (suite, file, SHA-256 of its text)."""
     raw, file = text_of(suite)
-    return parse(document_of(raw, file), file), file, hashlib.sha256(raw).hexdigest()
+    document = document_of(raw, file)
+    own = own_data.take(document, file, folder_of(suite), {})
+    return parse(document, file, own), file, hashlib.sha256(raw).hexdigest()
 
 
 def text_of(suite: str) -> tuple[bytes, str]:
@@ -51,6 +55,11 @@ def text_of(suite: str) -> tuple[bytes, str]:
     return (resources.files("leakbench.suites") / f"{suite}.toml").read_bytes(), f"{suite}.toml"
 
 
+def folder_of(suite: str) -> Path:
+    """What paths in a suite are relative to: the folder of its file."""
+    return Path(suite).parent if suite.endswith(".toml") or "/" in suite else Path()
+
+
 def document_of(raw: bytes, file: str) -> dict[str, Any]:
     """The TOML document in a file's bytes."""
     if not raw.strip():
@@ -63,15 +72,23 @@ def document_of(raw: bytes, file: str) -> dict[str, Any]:
         raise LeakbenchError(f"{file}: not valid TOML: {error}") from None
 
 
-def parse(document: dict[str, Any], file: str, left_out: Sequence[str] = ()) -> Suite:
-    """Check a document; `left_out` are data sets it may speak of beside its own."""
+def parse(
+    document: dict[str, Any],
+    file: str,
+    own: dict[str, OwnData],
+    left_out: Sequence[str] = (),
+) -> Suite:
+    """Check a document; `own` are its data sets given by path (see `own_data.take`).
+
+    left_out: data sets it may speak of beside its own.
+    """
     try:
         if not _within_64_bits(document):
             raise LeakbenchError(f"{file}: a whole number needs more than 64 bits")
     except RecursionError:
         raise LeakbenchError(f"{file}: tables are nested too deep") from None
     try:
-        suite = Suite.model_validate(document)
+        suite = Suite.of(document, own)
     except ValidationError as error:
         raise LeakbenchError(f"{file}: {explain(error)}") from None
     check(suite, file, left_out)

@@ -12,6 +12,7 @@ from typing import Any
 
 from leakbench import registry
 from leakbench.data.catalog import look_up
+from leakbench.data.entries import Source
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.metrics.rules import make_rule
 from leakbench.spec import (
@@ -26,9 +27,10 @@ from leakbench.spec import (
     UtilityCell,
     canonical,
 )
-from leakbench.suite import reading
+from leakbench.suite import own_data, reading
 from leakbench.suite.parameters import complete
 from leakbench.suite.tables import (
+    ANY_DATA_SET,
     AttackTable,
     DefenseTable,
     LeakTable,
@@ -60,7 +62,8 @@ def resolve(
     """
     raw, file = reading.text_of(suite)
     document = reading.document_of(raw, file)
-    published = parsed = reading.parse(document, file)
+    own = own_data.take(document, file, reading.folder_of(suite), {})
+    published = parsed = reading.parse(document, file, own)
     if settings:
         _check_settings(parsed, attack, settings)
         for_attack = any(setting.startswith("attack.") for setting in settings)
@@ -70,7 +73,8 @@ def resolve(
             reading.override(document, setting, file)
             reading.yield_to(document, setting, file)
         # The file may speak of data sets that this run leaves out.
-        parsed = reading.parse(document, file, parsed.datasets)
+        own = own_data.take(document, file, Path(), own)
+        parsed = reading.parse(document, file, own, parsed.datasets)
     if profile not in parsed.profiles:
         raise unknown_name("profile", profile, parsed.profiles, f"{file}, key profiles")
     chosen = parsed.profiles[profile]
@@ -191,6 +195,7 @@ def _cells(
                     cells.append(
                         Cell(
                             dataset=dataset,
+                            own=suite.own_data(dataset),
                             model=variant.model.name,
                             weights=variant.model.weights,
                             pretraining=(
@@ -198,7 +203,7 @@ def _cells(
                                 if variant.model.pretraining
                                 else None
                             ),
-                            batch_size=variant.training.batch_size[dataset],
+                            batch_size=variant.training.batch_of(dataset),
                             iterations=variant.training.iterations,
                             local_steps=variant.training.local_steps,
                             learning_rate=variant.training.learning_rate,
@@ -308,7 +313,7 @@ def _variant(
     leak, chosen = table.leak or suite.leak, table.attack or suite.attack
     if chosen is None:
         raise LeakbenchError(f"{where}, key attack: missing")
-    _check_variant(where, model, training, leak, table.datasets or suite.datasets)
+    _check_variant(where, model, training, leak, _sources(suite, table.datasets))
     name = replaced or chosen.name
     if replaced is None:
         registry.find("attacks", name, f"{where}, key attack.name")
@@ -353,7 +358,7 @@ def _check_variant(
     model: ModelTable,
     training: TrainingTable,
     leak: LeakTable,
-    datasets: Sequence[str],
+    sources: Sequence[Source],
 ) -> None:
     """What the tables of a variant demand of each other."""
     _check_training(where, training)
@@ -367,21 +372,27 @@ def _check_variant(
     if (last := leak.rounds(training.iterations)[-1]) >= training.iterations:
         text = f"a look in round {last}, rounds are 0 to {training.iterations - 1}"
         raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
-    _check_model(where, model, training, datasets)
+    _check_model(where, model, training, sources)
 
 
 def _check_model(
-    where: str, model: ModelTable, training: TrainingTable, datasets: Sequence[str]
+    where: str, model: ModelTable, training: TrainingTable, sources: Sequence[Source]
 ) -> None:
     """A known network that takes the data, and a batch size for each data set."""
     from leakbench.architectures import require_taken  # brings torch, as plugins do
 
     registry.find("models", model.name, f"{where}, key model.name")
     kind = registry.load("models", model.name)
-    for name in datasets:
-        require_taken(kind, look_up(name).input_shape, f"{where}, key model.name, '{name}'")
-        if name not in training.batch_size:
+    for source in sources:
+        name, shape = look_up(source).name, look_up(source).input_shape
+        require_taken(kind, shape, f"{where}, key model.name, '{name}'")
+        if not {name, ANY_DATA_SET} & training.batch_size.keys():
             raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
+
+
+def _sources(suite: Suite, datasets: Sequence[str] | None) -> list[Source]:
+    """What to load these data sets of a suite from, or all of them."""
+    return [suite.data(name) for name in datasets or suite.datasets]
 
 
 def _datasets(suite: Suite, profile: ProfileTable) -> list[str]:
@@ -421,7 +432,7 @@ def _utility(
     if table.datasets is not None:
         datasets = [name for name in datasets if name in table.datasets]
     _check_training(where, training)
-    _check_model(where, model, training, datasets)
+    _check_model(where, model, training, _sources(suite, datasets))
     points = {round(training.iterations * i / table.evaluations) for i in range(table.evaluations)}
     cells = []
     for dataset in datasets:
@@ -436,6 +447,7 @@ def _utility(
                     model=model.name,
                     weights=model.weights,
                     pretraining=model.pretraining.model_dump() if model.pretraining else None,
+                    own=suite.own_data(dataset),
                     schedule=training.schedule(dataset),
                     evaluate_at=tuple(sorted(points | {training.iterations})),
                     delta=table.delta,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from leakbench.data.entries import OwnData, Source
 from leakbench.spec import (
     GalleryRule,
     Grant,
@@ -24,6 +25,9 @@ from leakbench.spec import (
 Positive = Annotated[int, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+ANY_DATA_SET = "*"
+"""Key of a table by data set for those that it does not name."""
 
 
 class Table(BaseModel):
@@ -47,7 +51,7 @@ class ModelTable(Table):
 
 
 class TrainingTable(Table):
-    """[training] batch_size a data set; iterations planned, of federated training rounds.
+    """[training] batch_size a data set, "*" for others; iterations planned, of federated rounds.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
     `batch_size` examples of its own. The other keys are those of `federated.Schedule`; they count
@@ -68,13 +72,19 @@ class TrainingTable(Table):
     classes_a_client: Positive = 2
     concentration: Annotated[float, Field(gt=0)] = 0.5
 
+    def batch_of(self, dataset: str) -> int:
+        """Batch size for a data set; `batch_size` must name it, or have a key "*"."""
+        return self.batch_size[dataset if dataset in self.batch_size else ANY_DATA_SET]
+
     def schedule(self, dataset: str) -> dict[str, Any]:
         """Arguments of `federated.Schedule` for a data set."""
         own = ("mode", "iterations", "batch_size", "examples_a_client")
         return self.model_dump(exclude=set(own)) | {
             "rounds": self.iterations,
-            "batch_size": self.batch_size[dataset],
-            "examples_a_client": self.examples_a_client.get(dataset),
+            "batch_size": self.batch_of(dataset),
+            "examples_a_client": self.examples_a_client.get(
+                dataset, self.examples_a_client.get(ANY_DATA_SET)
+            ),
         }
 
 
@@ -266,7 +276,7 @@ class ProfileTable(Table):
 
 
 class Suite(Table):
-    """A whole suite file."""
+    """A whole suite file; data sets given by path have their short names in it."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Identifier
@@ -291,3 +301,20 @@ class Suite(Table):
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
+
+    _own: dict[str, OwnData] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(cls, document: dict[str, Any], own: dict[str, OwnData]) -> Suite:
+        """The suite in a document; own: the data sets given by path, by the names it uses."""
+        suite = cls.model_validate(document)
+        suite._own = own
+        return suite
+
+    def data(self, name: str) -> Source:
+        """What to load a data set of the suite from."""
+        return self._own.get(name, name)
+
+    def own_data(self, name: str) -> OwnData | None:
+        """Where a data set given by path is; None for one of leakbench's."""
+        return self._own.get(name)
