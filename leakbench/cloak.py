@@ -21,10 +21,11 @@ from typing import Any, Literal
 
 from leakbench import runner
 from leakbench.data.catalog import look_up
+from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.records import Key, Record, Run
 from leakbench.report import cells, costs, tables
-from leakbench.runner import Outcome, PlannedCell, PlannedTraining
+from leakbench.runner import Outcome
 from leakbench.spec import Knowledge, Plan, Scalar
 from leakbench.statistics import Interval
 
@@ -284,10 +285,7 @@ def _halves(
         _refuse_empty(plan, planned[0].cell.dataset, sizes, halves)
         networks.append(halves)
     first, second = (
-        [
-            dataclasses.replace(each, victims=tuple(halves[i][half] for halves in networks))
-            for i, each in enumerate(planned)
-        ]
+        [each.only(tuple(halves[i][half] for halves in networks)) for i, each in enumerate(planned)]
         for half in (0, 1)
     )
     return first, second

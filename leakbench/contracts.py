@@ -775,6 +775,12 @@ class Defense:
         )
 
 
+def changes_nothing(defense: Defense) -> bool:
+    """Whether all its hooks are the family's own, which pass everything through."""
+    hooks = [name for name in vars(Defense) if name.startswith("on_")]
+    return all(getattr(type(defense), hook) is getattr(Defense, hook) for hook in hooks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """A defense in the public state a leak was made in: all an adaptive attacker knows of it.

@@ -1,7 +1,8 @@
 """What decides a result, as hashes: code, data, weights and every parameter.
 
-A cell's identity is the resume key: an edited attack, another data file or a changed rule make a
-new cell, never a stale "finished".
+A cell's identity is the resume key: an edited attack or another data file makes a new cell, never
+a stale "finished". Code counts by what it does: comments, docstrings, layout and the words of
+errors do not, and neither do modules that cannot change a number (`COVERED`).
 """
 
 from __future__ import annotations
@@ -9,20 +10,34 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 
-TRIALS = ("leakbench.judging", "leakbench.training", "leakbench.trials")
-"""Modules of the machinery on every trial's path; what they import is followed."""
+ATTACKS = ("leakbench.trials",)
+"""Modules of the machinery on every attack's path; what they import is followed."""
 
 TRAININGS = ("leakbench.utility",)
 """The same for every training of a utility cell."""
 
+COVERED = (
+    # What they make is in the identity: the arrays' checksum, every parameter, the plugin's file.
+    "leakbench.data", "leakbench.suite", "leakbench.spec", "leakbench.registry",
+    "leakbench.plugin_files", "leakbench.parameters", "leakbench.plain",
+    # They look at results: how they do is in the identity of the judge.
+    "leakbench.judging", "leakbench.metrics", "leakbench.records", "leakbench.report",
+    # They cannot change a number.
+    "leakbench.errors", "leakbench.names",
+)  # fmt: skip
+"""Modules, with all below them, whose code is no part of an identity."""
+
+COMPUTING = ("leakbench.data.partitions",)
+"""Modules below one of `COVERED` that are part of it nevertheless."""
+
 
 @cache
-def source_digest(plugins: tuple[Path, ...], modules: tuple[str, ...] = TRIALS) -> str:
-    """SHA-256 over the plugin files and what they or `modules` import, file by file.
+def source_digest(plugins: tuple[Path, ...], modules: tuple[str, ...] = ATTACKS) -> str:
+    """SHA-256 over what the plugin files and what they or `modules` import do, file by file.
 
     Followed are modules of leakbench and of the package a file is in, so that a plugin spread over
     several modules counts whole; other packages are not.
@@ -30,9 +45,56 @@ def source_digest(plugins: tuple[Path, ...], modules: tuple[str, ...] = TRIALS) 
     files = _reached([path.resolve() for path in plugins], _machinery(modules))
     sha = hashlib.sha256()
     # Plugins by content only: moving the checkout must not change an identity.
-    for content in sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in files):
+    for content in sorted(_meaning(path.read_bytes()) for path in files):
         sha.update(content.encode())
     return sha.hexdigest()
+
+
+@lru_cache(maxsize=512)
+def _meaning(text: bytes) -> str:
+    """SHA-256 of a file's syntax tree, without what cannot change a number."""
+    return hashlib.sha256("".join(_tokens(ast.parse(text), said=False)).encode()).hexdigest()
+
+
+def _tokens(node: object, *, said: bool) -> Iterator[str]:
+    """A tree as text that is equal for equal code, whichever Python parsed it.
+
+    said: whether the node is part of what is raised, where text is words for a person.
+    """
+    if isinstance(node, ast.AST):
+        said = said or isinstance(node, ast.Raise)
+        if said and isinstance(node, ast.JoinedStr):
+            return
+        yield f"({type(node).__name__}"
+        body = _without_docstring(node)
+        for name, value in ast.iter_fields(node):
+            # Later Pythons have more fields, which are empty in code that this one can run.
+            if value is None or value == [] or name in ("ctx", "kind", "type_comment"):
+                continue
+            yield f" {name}="
+            yield from _tokens(body if name == "body" and body is not None else value, said=said)
+        yield ")"
+    elif isinstance(node, list):
+        for item in node:
+            yield from _tokens(item, said=said)
+    elif not (said and isinstance(node, str)):
+        yield repr(node)
+
+
+def _without_docstring(node: ast.AST) -> list[ast.stmt] | None:
+    """The statements of a block without bare strings, which document; None for other nodes."""
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return None
+    return [
+        each
+        for each in body
+        if not (
+            isinstance(each, ast.Expr)
+            and isinstance(each.value, ast.Constant)
+            and isinstance(each.value.value, str)
+        )
+    ]
 
 
 @cache
@@ -46,7 +108,7 @@ def _reached(todo: list[Path], known: frozenset[Path]) -> frozenset[Path]:
     seen = set(known)
     while todo:
         path = todo.pop()
-        if path not in seen:
+        if path not in seen and not _is_covered(path):
             seen.add(path)
             todo.extend(_imports(path))
     return frozenset(seen)
@@ -54,7 +116,7 @@ def _reached(todo: list[Path], known: frozenset[Path]) -> frozenset[Path]:
 
 def _imports(path: Path) -> Iterable[Path]:
     package = _package(path)
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in _run(ast.parse(path.read_bytes())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -70,6 +132,34 @@ def _imports(path: Path) -> Iterable[Path]:
                     yield file
             elif package is not None and top == package.name:
                 yield from _below(package, rest)
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a tree without blocks for type checkers only."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo.extend(node.orelse)
+            continue
+        yield node
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def _is_covered(path: Path) -> bool:
+    """Whether a file is one of `COVERED`, or below one."""
+    return path in _files_below(COVERED) - _files_below(COMPUTING)
+
+
+@cache
+def _files_below(modules: tuple[str, ...]) -> frozenset[Path]:
+    found = set()
+    for module in modules:
+        if (file := _file(module)) is not None:
+            found.add(file)
+            if file.name == "__init__.py":
+                found.update(path.resolve() for path in file.parent.rglob("*.py"))
+    return frozenset(found)
 
 
 def _package(path: Path) -> Path | None:

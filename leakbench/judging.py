@@ -1,9 +1,15 @@
-"""What the harness says about reconstructions; attacks never see any of it."""
+"""What the harness says about reconstructions; attacks never see any of it.
+
+Attacking and judging are apart. While an attack runs, an `Onlooker` notes how near its iterates
+come; a `Judge` says afterwards what that is worth, under rules and metrics that may change without
+attacking again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,103 +17,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakbench.data import Dataset
 from leakbench.metrics.contract import Comparison, NotMeasured
 from leakbench.metrics.mse import mse
-from leakbench.metrics.registry import all_metrics
-from leakbench.metrics.rules import TRIVIAL, SuccessRule
+from leakbench.metrics.registry import all_metrics, judge_versions
+from leakbench.metrics.rules import BEST_BASELINE, TRIVIAL, SuccessRule
+from leakbench.spec import canonical
+from leakbench.victims import Victims
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Victims:
-    """The truth about m images: candidate numbers (m,), images (m, *shape), labels (m,).
+def baselines_of(victims: Victims, start: Tensor | None) -> dict[str, Tensor]:
+    """Clamped MSE (m,) of what needs no gradient; start (m, *shape).
 
-    `each` images that follow one another were behind one gradient.
+    start_image: the attack's own start; mean_image: mean of the public images; class_mean:
+    mean of the public images of the true class; nearest_public: the closest public image.
     """
-
-    dataset: Dataset
-    numbers: Tensor
-    images: Tensor
-    labels: Tensor
-    each: int = 1
-
-    def rows(self, gradients: Tensor) -> Tensor:
-        """(k,) gradient numbers -> (k * each,) numbers of the images behind them."""
-        places = torch.arange(self.each, device=gradients.device)
-        return (gradients[:, None] * self.each + places).flatten()
-
-    def in_place(self, inputs: Tensor, gradients: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Pair reconstructions of `gradients` (k,), all of them by default, with their images.
-
-        inputs (k, B, *shape) on the CPU -> (k * B, *shape), each in the place of the image it is
-        compared with, and which of its batch each one was, (k, B).
-        """
-        truth = self.images if gradients is None else self.images[self.rows(gradients)]
-        places = paired(inputs, truth.unflatten(0, (len(inputs), -1)))
-        return inputs[torch.arange(len(inputs))[:, None], places].flatten(0, 1), places
-
-    def baselines(self, start: Tensor | None) -> dict[str, Tensor]:
-        """Clamped MSE (m,) of what needs no gradient; start (m, *shape).
-
-        start_image: the attack's own start; mean_image: mean of the public images; class_mean:
-        mean of the public images of the true class; nearest_public: the closest public image.
-        """
-        public = self.dataset.public.to(self.images)
-        means = torch.stack(
-            [
-                public[self.dataset.public_labels == c].mean(dim=0)
-                for c in range(self.dataset.classes)
-            ]
-        )
-        whole = public.mean(dim=0).expand_as(self.images)
-        # One by one: a product of matrices rounds by how many victims are in the chunk.
-        nearest = [mse(image.expand_as(public), public).amin() for image in self.images]
-        found = {
-            "mean_image": mse(whole, self.images),
-            "class_mean": mse(means[self.labels], self.images),
-            "nearest_public": torch.stack(nearest),
-        }
-        if start is not None:
-            found["start_image"] = mse(start, self.images, clamp=True)
-        return found
+    public = victims.dataset.public.to(victims.images)
+    means = torch.stack(
+        [
+            public[victims.dataset.public_labels == c].mean(dim=0)
+            for c in range(victims.dataset.classes)
+        ]
+    )
+    whole = public.mean(dim=0).expand_as(victims.images)
+    # One by one: a product of matrices rounds by how many victims are in the chunk.
+    nearest = [mse(image.expand_as(public), public).amin() for image in victims.images]
+    found = {
+        "mean_image": mse(whole, victims.images),
+        "class_mean": mse(means[victims.labels], victims.images),
+        "nearest_public": torch.stack(nearest),
+    }
+    if start is not None:
+        found["start_image"] = mse(start, victims.images, clamp=True)
+    return found
 
 
 def best_trivial(baselines: Mapping[str, Tensor]) -> Tensor:
     """(n,) smallest clamped MSE of the trivial baselines."""
     return torch.stack([baselines[name] for name in TRIVIAL if name in baselines]).amin(dim=0)
-
-
-def paired(inputs: Tensor, truth: Tensor) -> Tensor:
-    """(k, B) which reconstruction is whose: the pairing with the least clamped MSE in all.
-
-    inputs, truth: (k, B, *shape). Row i of the result holds, for each true image of batch i, the
-    place of its reconstruction. A batch's gradient does not know the order of its examples. An
-    image with a nan is the worst match for everybody.
-    """
-    k, batch = inputs.shape[:2]
-    if batch == 1:
-        return torch.zeros(k, 1, dtype=torch.int64)
-    guesses = inputs.double().clamp(0.0, 1.0).flatten(2)
-    wanted = truth.double().flatten(2)
-    cost = (wanted[:, :, None] - guesses[:, None]).square().mean(dim=3)
-    cost = cost.nan_to_num(nan=2.0, posinf=2.0)  # above any clamped error
-    places = [linear_sum_assignment(one.cpu().numpy())[1] for one in cost]
-    return torch.from_numpy(np.stack(places))
-
-
-def label_overlap(found: Tensor, truth: Tensor) -> Tensor:
-    """(k,) share of the labels of each batch that were found, each counted as often as it occurs.
-
-    found, truth: (k, B) class indices, in any order.
-    """
-    shares = []
-    for guesses, labels in zip(found.tolist(), truth.tolist(), strict=True):
-        right = Counter(guesses) & Counter(labels)
-        shares.append(right.total() / len(labels))
-    return torch.tensor(shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,32 +96,73 @@ def measure(images: Tensor, victims: Victims, root: Path | None = None) -> Measu
 
 
 @dataclass(slots=True)
-class Observer:
-    """Looks over the attack's shoulder: first success under each rule, snapshots, loss traces.
+class Descent:
+    """When the iterates of one image came nearer to it than ever before.
 
-    An oracle: what it finds is reported as such and never reaches the attack.
+    steps, evaluations: done by then, 0 at the start. errors: mean squared error, falling. That is
+    all one needs to say when it first was below any threshold.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    evaluations: list[int] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+
+    def add(self, step: int, evaluations: int, error: float) -> None:
+        """Note an iterate, if it is nearer; nan never is."""
+        if error < (self.errors[-1] if self.errors else math.inf):
+            self.steps.append(step)
+            self.evaluations.append(evaluations)
+            self.errors.append(error)
+
+
+def packed(kind: str, descents: Sequence[Descent]) -> dict[str, np.ndarray]:
+    """Descents end to end; `KIND_lengths` says how many entries each has."""
+    return {
+        f"{kind}_lengths": np.array([len(each.steps) for each in descents], dtype=np.int64),
+        f"{kind}_steps": np.array([x for each in descents for x in each.steps], dtype=np.int64),
+        f"{kind}_evaluations": np.array(
+            [x for each in descents for x in each.evaluations], dtype=np.int64
+        ),
+        f"{kind}_errors": np.array([x for each in descents for x in each.errors], dtype=np.float64),
+    }
+
+
+def unpacked(kind: str, arrays: Mapping[str, np.ndarray]) -> list[Descent]:
+    """What `packed` was given."""
+    cuts = arrays[f"{kind}_lengths"].cumsum()[:-1]
+    columns = (
+        np.split(arrays[f"{kind}_{name}"], cuts) for name in ("steps", "evaluations", "errors")
+    )
+    return [
+        Descent(steps=steps.tolist(), evaluations=spent.tolist(), errors=errors.tolist())
+        for steps, spent, errors in zip(*columns, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class Onlooker:
+    """Looks over the attack's shoulder: how near it came and when, snapshots, loss traces.
+
+    An oracle: what it finds is reported as such and never reaches the attack. raw, clamped: one
+    `Descent` an image, by mean squared errors without and with clamping.
     """
 
     victims: Victims
-    rules: Sequence[SuccessRule]
-    best_baseline: Tensor
     snapshot_steps: Sequence[int]
-    first_step: dict[str, list[int | None]] = field(init=False)
-    first_evaluations: dict[str, list[int | None]] = field(init=False)
+    raw: list[Descent] = field(init=False)
+    clamped: list[Descent] = field(init=False)
     snapshots: dict[int, Tensor] = field(init=False)
     traces: list[list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
         m = len(self.victims.numbers)
-        self.rules = [rule for rule in self.rules if rule.stepwise]
-        self.first_step = {rule.name: [None] * m for rule in self.rules}
-        self.first_evaluations = {rule.name: [None] * m for rule in self.rules}
+        self.raw, self.clamped = ([Descent() for _ in range(m)] for _ in range(2))
         empty = torch.full_like(self.victims.images, math.nan)
         self.snapshots = {step: empty.clone() for step in self.snapshot_steps}
         self.traces = [[] for _ in range(m // self.victims.each)]
 
     def look(self, rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor) -> Tensor:
-        """Judge iterates `inputs` (k, B, *shape) of the gradients `rows`; all on the CPU.
+        """Note iterates `inputs` (k, B, *shape) of the gradients `rows`; all on the CPU.
 
         Returns them as (k * B, *shape), each in the place of the image it is compared with.
         """
@@ -181,22 +170,13 @@ class Observer:
         truth = self.victims.images[numbers]
         images, _ = self.victims.in_place(inputs, rows)
         raw, clamped = mse(images, truth), mse(images, truth, clamp=True)
-        pixels = images[0].numel()
         each = self.victims.each
         effort = zip(steps.tolist(), evaluations.tolist(), strict=True)
         spent = [pair for pair in effort for _ in range(each)]
         columns = zip(numbers.tolist(), spent, raw.tolist(), clamped.tolist(), strict=True)
-        for row, (step, evaluated), mse_raw, mse_clamped in columns:
-            for rule in self.rules:
-                found = self.first_step[rule.name]
-                if found[row] is None and rule.success_at(
-                    mse_raw=mse_raw,
-                    mse_clamped=mse_clamped,
-                    pixels=pixels,
-                    baseline=float(self.best_baseline[row]),
-                ):
-                    found[row] = step
-                    self.first_evaluations[rule.name][row] = evaluated
+        for row, effort_so_far, mse_raw, mse_clamped in columns:
+            self.raw[row].add(*effort_so_far, mse_raw)
+            self.clamped[row].add(*effort_so_far, mse_clamped)
         return images
 
     def watch(
@@ -215,31 +195,133 @@ class Observer:
                 self.snapshots[step][first : first + self.victims.each] = own
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Rules and metrics, applied to what attacks returned."""
+
+    rules: tuple[SuccessRule, ...]
+    data_root: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """Which judge it is: another rule, or another version of a metric, makes another."""
+        rules = [{"kind": rule.kind, **dataclasses.asdict(rule)} for rule in self.rules]
+        text = canonical({"rules": rules, "versions": judge_versions()})
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def judge(
+        self,
+        images: Tensor,
+        victims: Victims,
+        start: Tensor | None,
+        raw: Sequence[Descent],
+        clamped: Sequence[Descent],
+        blames: Sequence[str],
+    ) -> list[dict[str, Any]]:
+        """What a record says of each image beside what was attacked.
+
+        images, start (m, *shape), in the places of the victims' images; start: None for an attack
+        that begins nowhere. raw, clamped: their descents. blames: who is to blame where an image
+        was not recovered, see `blame`.
+        """
+        measured = measure(images, victims, self.data_root)
+        baselines = baselines_of(victims, start)
+        best = best_trivial(baselines).tolist()
+        pixels = images[0].numel()
+        found = []
+        for image in range(len(images)):
+            own = {name: plain(values[image]) for name, values in measured.numbers.items()}
+            first = {
+                rule.name: _first(rule, raw[image], clamped[image], pixels, best[image])
+                for rule in self.rules
+                if rule.stepwise
+            }
+            found.append(
+                own
+                | {
+                    "unmeasured": dict(measured.unmeasured),
+                    "judge": self.digest,
+                    "baselines": {k: plain(float(v[image])) for k, v in baselines.items()},
+                    "first_step": {name: spent[0] for name, spent in first.items()},
+                    "first_evaluations": {name: spent[1] for name, spent in first.items()},
+                    "blamed": "" if self._recovered(own, best[image]) else blames[image],
+                }
+            )
+        return found
+
+    def _recovered(self, numbers: Mapping[str, float | None], best_baseline: float) -> bool:
+        """By the first rule that asks for the image itself."""
+        exact = next((rule for rule in self.rules if rule.needs_recovery), None)
+        return exact is not None and exact.judge({**numbers, BEST_BASELINE: best_baseline})
+
+
+def _first(
+    rule: SuccessRule, raw: Descent, clamped: Descent, pixels: int, best_baseline: float
+) -> tuple[int | None, int | None]:
+    """Steps and evaluations done when an iterate first met the rule; None where none did.
+
+    Every rule that can be followed asks for an error below something, so that its first success is
+    an iterate nearer than all before.
+    """
+    descent = clamped if any(name.endswith("_clamped") for name in rule.reads) else raw
+    for step, evaluations, error in zip(
+        descent.steps, descent.evaluations, descent.errors, strict=True
+    ):
+        if rule.success_at(mse_raw=error, mse_clamped=error, pixels=pixels, baseline=best_baseline):
+            return step, evaluations
+    return None, None
+
+
+BLAMES = ("optimiser_failed", "fits_noise")
+
+
+def blame(loss: float, loss_true: float) -> str:
+    """Why an image was not recovered, if it was not: the attacker's loss at the truth tells.
+
+    Clearly below the loss he returned: his optimiser failed. Above it: his image fits the noise
+    better than the truth does. "": neither.
+    """
+    if loss > loss_true * 1.001 + 1e-6:
+        return "optimiser_failed"
+    return "fits_noise" if loss < loss_true else ""
+
+
+FLAGS = (
+    "label_known", "label_inferred", "label_wrong", "loss_never_fell", *BLAMES, "defense_noop",
+    "gradient_nonfinite", "gradient_zero",
+)  # fmt: skip
+"""Warnings about one trial, for the report to count, in the order of records."""
+
+
 def flags(
     *,
     loss: float,
     loss_start: float,
-    loss_true: float,
-    recovered: bool,
     labels_right: bool,
     label_known: bool,
     no_op: bool,
     gradient_finite: bool,
     gradient_zero: bool,
 ) -> list[str]:
-    """Warnings about one trial, for the report to count."""
-    found = ["label_known" if label_known else "label_inferred"]
-    conditions: dict[str, Any] = {
+    """Warnings that do not depend on the judge."""
+    conditions = {
+        "label_known": label_known,
+        "label_inferred": not label_known,
         "label_wrong": not labels_right,
         "loss_never_fell": math.isfinite(loss_start) and not loss < loss_start,
-        # The attacker's loss at the truth says who is to blame for a bad image.
-        "optimiser_failed": not recovered and loss > loss_true * 1.001 + 1e-6,
-        "fits_noise": not recovered and loss < loss_true,
         "defense_noop": no_op,
         "gradient_nonfinite": not gradient_finite,
         "gradient_zero": gradient_zero,
     }
-    return found + [name for name, holds in conditions.items() if holds]
+    return [name for name, holds in conditions.items() if holds]
+
+
+def judged_record(attacked: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of what was attacked, said anew by a judge; other fields stay."""
+    others = [name for name in attacked["flags"] if name not in BLAMES]
+    blamed = [judged["blamed"]] if judged["blamed"] else []
+    said = {name: value for name, value in judged.items() if name != "blamed"}
+    return {**attacked, **said, "flags": sorted([*others, *blamed], key=FLAGS.index)}
 
 
 def plain(value: float) -> float | None:

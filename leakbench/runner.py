@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -25,12 +25,12 @@ import torch
 
 from leakbench import architectures, probe, registry
 from leakbench.arithmetic import processor
-from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights
+from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights, changes_nothing
 from leakbench.data import load
 from leakbench.data.catalog import look_up
+from leakbench.described import PlannedCell, PlannedTraining, priors_of
 from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
 from leakbench.identity import TRAININGS, source_digest
-from leakbench.metrics.registry import judge_versions
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.spec import JUDGED, Cell, Plan, UtilityCell, canonical, observer_of
@@ -84,50 +84,6 @@ class Platform:
     def facts(self) -> dict[str, Any]:
         """For an identity and for a manifest."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCell:
-    """A cell with its resume keys and images, one entry a network; `skip` says why none can run.
-
-    victims: candidates to reconstruct, in whole batches where a gradient is made of several.
-    ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
-    budget: gradient evaluations that the attack may spend on an image and look.
-    labels: of all candidates, where the attacker is granted those of his victims; else ().
-    """
-
-    cell: Cell
-    identities: tuple[str, ...]
-    victims: tuple[tuple[int, ...], ...]
-    skip: str
-    ceiling_mu: float | None
-    guarantee: str
-    budget: int = 0
-    labels: tuple[int, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """Number of its trials."""
-        return sum(map(len, self.victims))
-
-    def trials(self) -> Iterator[Key]:
-        """Resume keys of all its trials."""
-        for identity, victims in zip(self.identities, self.victims, strict=True):
-            for victim in victims:
-                yield identity, victim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedTraining:
-    """A utility cell with its resume keys, one a network; `skip` says why none can run."""
-
-    cell: UtilityCell
-    identities: tuple[str, ...]
-    skip: str
-
-    def trials(self) -> Iterator[Key]:
-        """Resume keys of all its trainings."""
-        return ((identity, 0) for identity in self.identities)
 
 
 Work = Chunk | Training
@@ -245,7 +201,6 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     )
     spec = cell.spec() | {
         "data": dataset.checksum,
-        "metrics": judge_versions(),
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
         **platform.facts(),
     }
@@ -272,7 +227,12 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         # The victims are among those that later weights were trained on: more than the looks tells.
         ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
-        labels=tuple(dataset.candidate_labels.tolist()) if "labels" in cell.grants else (),
+        priors=priors_of(
+            victims,
+            each,
+            len(dataset.candidates),
+            dataset.candidate_labels.tolist() if "labels" in cell.grants else (),
+        ),
     )
 
 
@@ -348,7 +308,12 @@ def _planned_training(
         digest = architectures.digest(first_weights(cell, number))
         whole = spec | {"network": number, "weights_digest": digest}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
-    return PlannedTraining(cell=cell, identities=tuple(identities), skip="")
+    return PlannedTraining(
+        cell=cell,
+        identities=tuple(identities),
+        skip="",
+        undefended=changes_nothing(build_defense(cell)),
+    )
 
 
 def todo(

@@ -256,9 +256,9 @@ class Cell:
         return None if value is None else str(value)
 
     def spec(self) -> dict[str, Any]:
-        """JSON-able description for identity; neither names of rows nor paths change a result."""
+        """JSON-able description of what is attacked: rows' names, paths and rules are not."""
         spec = dataclasses.asdict(self)
-        for name in ("variant", "defense_id", "label", "own"):
+        for name in ("variant", "defense_id", "label", "own", "rules"):
             del spec[name]
         return spec
 

@@ -42,17 +42,9 @@ from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
 from leakbench.gradients import count_subsets
-from leakbench.judging import (
-    Observer,
-    Victims,
-    best_trivial,
-    flags,
-    label_overlap,
-    measure,
-    plain,
-)
+from leakbench.judging import Judge, Onlooker, blame, flags, judged_record, packed, plain
 from leakbench.metrics.registry import all_metrics
-from leakbench.metrics.rules import BEST_BASELINE, SuccessRule, make_rule
+from leakbench.metrics.rules import make_rule
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.records import SCHEMA, Record
@@ -60,6 +52,7 @@ from leakbench.simulation import simulator
 from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, capture, public_gradients
+from leakbench.victims import Victims, label_overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,23 +292,16 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     start = attack.start(leak, streams)
     if start is not None:
         start = start.detach().cpu()
-    baselines = victims.baselines(None if start is None else victims.in_place(start)[0])
-    rules = [make_rule(**rule) for rule in first.rules]
-    observer = Observer(
-        victims=victims,
-        rules=rules,
-        best_baseline=best_trivial(baselines),
-        snapshot_steps=first.snapshots,
-    )
+    onlooker = Onlooker(victims=victims, snapshot_steps=first.snapshots)
     if start is not None:
         nothing = torch.zeros(leak.n, dtype=torch.int64)
-        observer.look(torch.arange(leak.n), nothing, nothing, start)
+        start = onlooker.look(torch.arange(leak.n), nothing, nothing, start)
 
     def watch(
         rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
     ) -> None:
-        # The attack gets no handle on the observer.
-        observer.watch(rows, steps, evaluations, inputs, losses)
+        # The attack gets no handle on the onlooker.
+        onlooker.watch(rows, steps, evaluations, inputs, losses)
 
     result = attack.reconstruct(leak, streams, watch)
     seen.require_untouched(attack.name)
@@ -327,13 +313,13 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
     loss_true = _loss(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
     images, places = victims.in_place(result.inputs.detach().cpu())
-    judged = _Judged(
-        images=images, places=places, chunk=chunk, victims=victims, leak=leak,
-        undefended=undefended, result=result, loss_true=loss_true, baselines=baselines,
-        observer=observer, accuracy=_accuracy(first, attacked, leak, dataset),
+    attacked_chunk = _Attacked(
+        images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
+        undefended=undefended, result=result, loss_true=loss_true, onlooker=onlooker,
+        accuracy=_accuracy(first, attacked, leak, dataset),
     )  # fmt: skip
-    records = _records(judged, rules)
-    return ChunkResult(records=records, arrays=_arrays(judged, records))
+    records = _records(attacked_chunk)
+    return ChunkResult(records=records, arrays=_arrays(attacked_chunk, records))
 
 
 # ------------------------------------------------------------------------------ the leak
@@ -508,7 +494,7 @@ class _Scene:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------ judging
+# ------------------------------------------------------------------------------ records
 
 
 class _Seen:
@@ -588,51 +574,50 @@ def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _Attacked:
     """A chunk after its attack: what records and arrays are made of.
 
-    images, places: the reconstructions after `Victims.in_place`.
+    images, places: the reconstructions after `Victims.in_place`; start: likewise, None for an
+    attack that begins nowhere.
     """
 
     images: Tensor
     places: Tensor
+    start: Tensor | None
     chunk: Chunk
     victims: Victims
     leak: Leak
     undefended: Gradients
     result: Reconstruction
     loss_true: Tensor
-    baselines: Mapping[str, Tensor]
-    observer: Observer
+    onlooker: Onlooker
     accuracy: float
 
 
-def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
-    chunk, victims, result, observer = judged.chunk, judged.victims, judged.result, judged.observer
-    measured = measure(judged.images, victims, chunk.root)
-    guesses = result.labels.detach().cpu().gather(1, judged.places).flatten().tolist()
+def judge_of(cell: Cell, root: Path | None) -> Judge:
+    """Who judges a cell's trials."""
+    return Judge(rules=tuple(make_rule(**rule) for rule in cell.rules), data_root=root)
+
+
+def _records(attacked: _Attacked) -> tuple[Record, ...]:
+    chunk, victims, result = attacked.chunk, attacked.victims, attacked.result
+    guesses = result.labels.detach().cpu().gather(1, attacked.places).flatten().tolist()
     labels = victims.labels.unflatten(0, (len(chunk.trials), -1))
     overlap = label_overlap(result.labels.cpu(), labels).tolist()
-    observed = judged.leak.observed.flatten().cpu()
+    observed = attacked.leak.observed.flatten().cpu()
     finite = torch.isfinite(observed).all(dim=1).tolist()
     zero = (observed == 0).all(dim=1).tolist()
-    no_op = (observed == judged.undefended.flatten().cpu()).all(dim=1).tolist()
-    exact = next((rule for rule in rules if rule.needs_recovery), None)
-    best = observer.best_baseline.tolist()
+    no_op = (observed == attacked.undefended.flatten().cpu()).all(dim=1).tolist()
     records = []
     for image, (of, candidate) in enumerate(chunk.images):
         row = image // victims.each  # the gradient it was behind
-        own = {name: plain(values[image]) for name, values in measured.numbers.items()}
         loss, start_loss = float(result.loss[row]), float(result.start_loss[row])
-        true = float(judged.loss_true[row])
-        recovered = exact is not None and exact.judge({**own, BEST_BASELINE: best[image]})
+        true = float(attacked.loss_true[row])
         ended = result.status[row]
         status = "nan" if ended == "nan" else "diverged" if loss > start_loss else "ok"
         records.append(
             _base(chunk, of, candidate, chunk.trials[row][1], victims.dataset)
-            | own
             | {
-                "unmeasured": dict(measured.unmeasured),
                 "status": status,
                 "reason": "",
                 "ended": ended,
@@ -641,27 +626,27 @@ def _records(judged: _Judged, rules: list[SuccessRule]) -> tuple[Record, ...]:
                 "loss": plain(loss),
                 "loss_start": plain(start_loss),
                 "loss_true": plain(true),
+                "blame": blame(loss, true),
                 "label": int(victims.labels[image]),
                 "label_guess": guesses[image],
                 "labels_found": round(overlap[row], 6),
-                "accuracy": round(judged.accuracy, 6),
-                "baselines": {k: plain(float(v[image])) for k, v in judged.baselines.items()},
-                "first_step": {k: v[image] for k, v in observer.first_step.items()},
-                "first_evaluations": {k: v[image] for k, v in observer.first_evaluations.items()},
+                "accuracy": round(attacked.accuracy, 6),
                 "flags": flags(
                     loss=loss,
                     loss_start=start_loss,
-                    loss_true=true,
-                    recovered=recovered,
                     labels_right=overlap[row] == 1,
-                    label_known=judged.leak.labels is not None,
+                    label_known=attacked.leak.labels is not None,
                     no_op=no_op[row],
                     gradient_finite=finite[row],
                     gradient_zero=zero[row],
                 ),
             }
         )
-    return tuple(records)
+    judged = judge_of(chunk.cells[0], chunk.root).judge(
+        attacked.images, victims, attacked.start, attacked.onlooker.raw,
+        attacked.onlooker.clamped, [record["blame"] for record in records],
+    )  # fmt: skip
+    return tuple(map(judged_record, records, judged))
 
 
 def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -> Record:
@@ -698,6 +683,8 @@ def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
             "ended": "",
             "label": int(dataset.candidate_labels[candidate]),
             "unmeasured": {},
+            "judge": "",
+            "blame": "",
             "baselines": {},
             "first_step": {},
             "first_evaluations": {},
@@ -708,10 +695,10 @@ def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
     return ChunkResult(records=records, arrays={})
 
 
-def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str, np.ndarray]]:
+def _arrays(attacked: _Attacked, records: tuple[Record, ...]) -> dict[str, dict[str, np.ndarray]]:
     """One file a cell and set of victims; every record is told its file and row."""
-    chunk, victims, observer = judged.chunk, judged.victims, judged.observer
-    start, _ = victims.in_place(judged.result.start_inputs.detach().cpu())
+    chunk, victims, onlooker = attacked.chunk, attacked.victims, attacked.onlooker
+    start, _ = victims.in_place(attacked.result.start_inputs.detach().cpu())
     files: dict[str, dict[str, np.ndarray]] = {}
     images = chunk.images
     for number, identity in enumerate(chunk.identities):
@@ -721,19 +708,21 @@ def _arrays(judged: _Judged, records: tuple[Record, ...]) -> dict[str, dict[str,
         candidates = [images[row][1] for row in rows]
         which = hashlib.sha256(repr(candidates).encode()).hexdigest()[:12]
         name = f"{identity[:20]}-{which}.npz"
-        traces = [observer.traces[row // victims.each] for row in rows]
+        traces = [onlooker.traces[row // victims.each] for row in rows]
         trace = np.full((len(rows), max(map(len, traces))), np.nan, dtype=np.float64)
         for place, (row, values) in enumerate(zip(rows, traces, strict=True)):
             trace[place, : len(values)] = values
             records[row]["arrays"] = {"file": name, "row": place}
-        snapshots = [observer.snapshots[step][rows].numpy() for step in observer.snapshot_steps]
+        snapshots = [onlooker.snapshots[step][rows].numpy() for step in onlooker.snapshot_steps]
         shape = victims.images[rows].shape
         files[name] = {
             "victims": np.array(candidates),
-            "inputs": judged.images[rows].numpy(),
+            "inputs": attacked.images[rows].numpy(),
             "start": start[rows].numpy(),
-            "snapshot_steps": np.array(observer.snapshot_steps, dtype=np.int64),
+            "snapshot_steps": np.array(onlooker.snapshot_steps, dtype=np.int64),
             "snapshots": np.array(snapshots, dtype=np.float32).reshape(len(snapshots), *shape),
             "trace": trace,
+            **packed("raw", [onlooker.raw[row] for row in rows]),
+            **packed("clamped", [onlooker.clamped[row] for row in rows]),
         }
     return files

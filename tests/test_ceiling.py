@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import LeakbenchError
 from leakbench.privacy.ceiling import reconstruction_ceiling
 from leakbench.report.cells import build
-from leakbench.runner import PlannedCell
 from leakbench.spec import Plan
 from leakbench.suite import resolve
 
@@ -142,10 +143,11 @@ def planned(defense: str, labels: tuple[int, ...], victims: int, mu: float) -> t
     """A cell of the batches' suite with two networks, planned by hand."""
     plan = resolve("batches", settings=["defenses.0.name='dp_baseline'"])
     (cell,) = (c for c in plan.cells if str(c) == f"mnist/{defense}/cpl/naive")
+    cell = replace(cell, grants=("labels",) if labels else ())
     numbers = tuple(tuple(range(n * victims, (n + 1) * victims)) for n in range(2))
     return plan, PlannedCell(
         cell=cell, identities=("a", "b"), victims=numbers, skip="", ceiling_mu=mu, guarantee="",
-        labels=labels,
+        priors=priors_of(numbers, cell.images_a_gradient, 1000, labels),
     )  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from leakbench import cli, cloak, runner
 from leakbench.cloak import Attacked, Choice, Setting
+from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, key
-from leakbench.runner import Outcome, PlannedCell, PlannedTraining
+from leakbench.runner import Outcome
 from leakbench.spec import Plan
 from leakbench.statistics import Interval, rate_interval, wilson
 from leakbench.suite import resolve
@@ -114,6 +115,11 @@ def planned_cells(plan: Plan, mu: float | None = None, skip: str = "") -> list[P
             skip=skip,
             ceiling_mu=mu,
             guarantee="",
+            priors=(
+                (cell.images_a_gradient / 1000,)
+                * (plan.victims // cell.images_a_gradient * cell.images_a_gradient),
+            )
+            * plan.networks,
         )
         for cell in plan.cells
     ]

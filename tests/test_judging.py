@@ -8,20 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from leakbench.data import load
 from leakbench.judging import (
-    Observer,
-    Victims,
+    Descent,
+    Judge,
+    Onlooker,
+    baselines_of,
     best_trivial,
+    blame,
     flags,
-    label_overlap,
+    judged_record,
     measure,
-    paired,
+    packed,
     plain,
+    unpacked,
 )
 from leakbench.metrics.rules import make_rule
+from leakbench.victims import Victims, label_overlap, paired
 
 
 def digits(count: int, first: int = 0) -> Tensor:
@@ -148,7 +155,7 @@ def test_baselines_are_each_images_own() -> None:
     victims = victims_of([4, 5, 8, 9], each=2)
     dataset = load("mnist")
     start = 2 * torch.rand(4, 1, 28, 28, generator=seeded(1)) - 0.5  # a baseline is clamped
-    found = victims.baselines(start)
+    found = baselines_of(victims, start)
     for row, (image, label) in enumerate(zip(victims.images, victims.labels, strict=True)):
         errors = (dataset.public - image).double().square().mean(dim=(1, 2, 3))
         mean = dataset.public.mean(dim=0)
@@ -163,7 +170,7 @@ def test_baselines_are_each_images_own() -> None:
             assert float(found[name][row]) == pytest.approx(float(value), rel=1e-5), name
         best = min(float(expected[name]) for name in ("start_image", "mean_image", "class_mean"))
         assert float(best_trivial(found)[row]) == pytest.approx(best, rel=1e-5)
-    assert "start_image" not in victims.baselines(None)
+    assert "start_image" not in baselines_of(victims, None)
 
 
 def test_the_mean_of_the_class_is_a_trivial_guess_and_the_nearest_image_is_not() -> None:
@@ -178,19 +185,22 @@ def test_the_mean_of_the_class_is_a_trivial_guess_and_the_nearest_image_is_not()
         (guess - victims.images).square().mean(dim=(1, 2, 3))
         for guess in (public.mean(dim=0), centres)
     )
-    found = victims.baselines(None)
+    found = baselines_of(victims, None)
     best = best_trivial(found)
     torch.testing.assert_close(best, torch.minimum(mean, of_class).to(best.dtype))
     assert 8 < int((of_class < mean).sum()) < 16
     assert int((found["nearest_public"] < best).sum()) > 8
 
     strict = make_rule(name="strict", kind="strict", threshold=1.0, clamp=True)
-    observer = Observer(victims=victims, rules=[strict], best_baseline=best, snapshot_steps=())
+    onlooker = onlooker_of(victims)
     nothing = torch.zeros(16, dtype=torch.int64)
     guesses = victims.images + (1 / 3) ** 0.5 * (centres - victims.images)
-    observer.look(torch.arange(16), nothing, nothing, guesses[:, None])
+    onlooker.look(torch.arange(16), nothing, nothing, guesses[:, None])
     assert int((of_class / 3 < mean / 4).sum()) > 4
-    assert observer.first_step["strict"] == [None] * 16
+    judged = Judge(rules=(strict,)).judge(
+        victims.images, victims, None, onlooker.raw, onlooker.clamped, [""] * 16
+    )
+    assert [each["first_step"]["strict"] for each in judged] == [None] * 16
 
 
 def test_images_behind_a_gradient_follow_one_another() -> None:
@@ -259,15 +269,23 @@ RULES = [
 ]
 
 
-def observer_of(victims: Victims, snapshots: tuple[int, ...] = ()) -> Observer:
-    best = best_trivial(victims.baselines(None))
-    return Observer(victims=victims, rules=RULES, best_baseline=best, snapshot_steps=snapshots)
+def onlooker_of(victims: Victims, snapshots: tuple[int, ...] = ()) -> Onlooker:
+    return Onlooker(victims=victims, snapshot_steps=snapshots)
 
 
-def show(observer: Observer, rows: list[int], step: int, inputs: Tensor) -> None:
+def first(onlooker: Onlooker, rule: str, what: str = "first_step") -> list[int | None]:
+    """Of every image."""
+    victims, count = onlooker.victims, len(onlooker.victims.images)
+    judged = Judge(rules=tuple(RULES)).judge(
+        victims.images, victims, None, onlooker.raw, onlooker.clamped, [""] * count
+    )
+    return [each[what][rule] for each in judged]
+
+
+def show(onlooker: Onlooker, rows: list[int], step: int, inputs: Tensor) -> None:
     """All of `rows` after `step` steps of 20 evaluations, and one more evaluation."""
     steps = torch.full((len(rows),), step)
-    observer.watch(
+    onlooker.watch(
         torch.tensor(rows), steps, 20 * steps + 1, inputs, torch.arange(len(rows)) + 0.5 * step
     )
 
@@ -276,20 +294,22 @@ def test_first_success_is_that_of_the_image_wherever_it_lies_in_its_batch() -> N
     """Two batches of three; recoveries come one by one and in other places at every step."""
     victims = victims_of(list(range(6)), each=3)
     truth = victims.images.unflatten(0, (2, 3))
-    observer = observer_of(victims)
+    onlooker = onlooker_of(victims)
     blank = torch.full_like(truth, 0.5)
-    observer.look(torch.arange(2), torch.zeros(2).long(), torch.zeros(2).long(), blank)
+    onlooker.look(torch.arange(2), torch.zeros(2).long(), torch.zeros(2).long(), blank)
     # Batch 0: image 1 from step 1 on, image 0 from step 3 on, image 2 never.
     # Batch 1: image 5 at step 2 only: the first success counts also when it is lost again.
-    show(observer, [0, 1], 1, torch.stack([_batch(truth[0], [1, None, None]), blank[1]]))
-    show(observer, [1], 2, _batch(truth[1], [None, 2, None])[None])
-    show(observer, [0, 1], 3, torch.stack([_batch(truth[0], [None, 0, 1]), blank[1]]))
-    show(observer, [0, 1], 4, torch.stack([_batch(truth[0], [0, 1, None]), blank[1]]))
+    show(onlooker, [0, 1], 1, torch.stack([_batch(truth[0], [1, None, None]), blank[1]]))
+    show(onlooker, [1], 2, _batch(truth[1], [None, 2, None])[None])
+    show(onlooker, [0, 1], 3, torch.stack([_batch(truth[0], [None, 0, 1]), blank[1]]))
+    show(onlooker, [0, 1], 4, torch.stack([_batch(truth[0], [0, 1, None]), blank[1]]))
     for rule in ("near", "close", "strict"):
-        assert observer.first_step[rule] == [3, 1, None, None, None, 2], rule
-        assert observer.first_evaluations[rule] == [61, 21, None, None, None, 41], rule
-    assert "who" not in observer.first_step  # ranking at every step would cost too much
-    assert observer.traces == [[0.5, 1.5, 2.0], [1.5, 1.0, 2.5, 3.0]]
+        assert first(onlooker, rule) == [3, 1, None, None, None, 2], rule
+        spent = first(onlooker, rule, "first_evaluations")
+        assert spent == [61, 21, None, None, None, 41], rule
+    with pytest.raises(KeyError):
+        first(onlooker, "who")  # ranking at every step would cost too much
+    assert onlooker.traces == [[0.5, 1.5, 2.0], [1.5, 1.0, 2.5, 3.0]]
 
 
 def _batch(truth: Tensor, places: list[int | None]) -> Tensor:
@@ -302,59 +322,93 @@ def test_one_image_alone_is_judged_by_its_own_size() -> None:
     """0.03 off in each of 784 pixels: a distance of 0.84, and 1.12 at 0.04."""
     for off, step in ((0.03, 7), (0.04, None)):
         victims = victims_of([5], each=1)
-        observer = observer_of(victims)
+        onlooker = onlooker_of(victims)
         inward = torch.where(victims.images > 0.5, -off, off)
-        observer.look(
+        onlooker.look(
             torch.arange(1), torch.tensor([7]), torch.tensor([140]),
             (victims.images + inward)[None],
         )  # fmt: skip
-        assert observer.first_step["close"] == [step]
+        assert first(onlooker, "close") == [step]
 
 
 def test_a_start_that_passes_is_a_success_after_no_evaluation() -> None:
     victims = victims_of([0, 1], each=2)
-    observer = observer_of(victims)
+    onlooker = onlooker_of(victims)
     nothing = torch.zeros(1, dtype=torch.int64)
-    observer.look(torch.arange(1), nothing, nothing, victims.images[None, [1, 0]])
-    assert observer.first_step["strict"] == [0, 0]
-    assert observer.first_evaluations["strict"] == [0, 0]
+    onlooker.look(torch.arange(1), nothing, nothing, victims.images[None, [1, 0]])
+    assert first(onlooker, "strict") == [0, 0]
+    assert first(onlooker, "strict", "first_evaluations") == [0, 0]
 
 
 def test_strict_asks_each_image_for_its_own_baseline() -> None:
-    """A mean squared error below the threshold, above a quarter of one image's best baseline."""
+    """Two images as far off as each other: a third of the best baseline of one, a fifth of the
+    other's."""
     victims = victims_of([0, 1], each=2)
-    observer = Observer(
-        victims=victims, rules=RULES, best_baseline=torch.tensor([0.03, 0.3]), snapshot_steps=()
-    )
-    observer.look(
+    best = best_trivial(baselines_of(victims, None))
+    assert best[0] != best[1]
+    error = math.sqrt(float(best.prod())) * 0.25  # a quarter of what lies between the two
+    rule = make_rule(name="strict", kind="strict", threshold=1.0, clamp=True)
+    onlooker = onlooker_of(victims)
+    inward = math.sqrt(error) * torch.where(victims.images > 0.5, -1, 1)
+    onlooker.look(
         torch.arange(1), torch.tensor([4]), torch.tensor([80]),
-        (victims.images + 0.0949 * torch.where(victims.images > 0.5, -1, 1))[None, [1, 0]],
+        (victims.images + inward)[None, [1, 0]],
     )  # fmt: skip
-    assert observer.first_step["near"] == [4, 4]
-    assert observer.first_step["strict"] == [None, 4]
+    judged = Judge(rules=(rule,)).judge(
+        victims.images, victims, None, onlooker.raw, onlooker.clamped, ["", ""]
+    )
+    assert onlooker.clamped[0].errors[0] == pytest.approx(error, rel=1e-5)
+    assert [each["first_step"]["strict"] for each in judged] == [
+        4 if of_image > best.mean() else None for of_image in best
+    ]
+
+
+@given(st.lists(st.floats(allow_nan=True), max_size=30), st.floats(0, 1e6))
+def test_a_descent_knows_when_errors_first_were_below_anything(
+    errors: list[float], threshold: float
+) -> None:
+    descent = Descent()
+    for step, error in enumerate(errors):
+        descent.add(step, 20 * step, error)
+    below = [step for step, error in enumerate(errors) if error < threshold]
+    found = [
+        step for step, error in zip(descent.steps, descent.errors, strict=True) if error < threshold
+    ]
+    assert found[:1] == below[:1]
+    assert unpacked("raw", packed("raw", [Descent(), descent, descent])) == [
+        Descent(), descent, descent,
+    ]  # fmt: skip
+
+
+def test_another_rule_or_threshold_is_another_judge() -> None:
+    judges = [Judge(rules=tuple(RULES)), Judge(rules=tuple(RULES[:-1]))]
+    changed = make_rule(name="near", kind="mse", threshold=0.02, clamp=False)
+    judges.append(Judge(rules=(changed, *RULES[1:])))
+    assert len({judge.digest for judge in judges}) == 3
+    assert Judge(rules=tuple(RULES)).digest == judges[0].digest
 
 
 def test_snapshots_lie_in_the_places_of_the_images() -> None:
     victims = victims_of(list(range(6)), each=3)
     truth = victims.images.unflatten(0, (2, 3))
-    observer = observer_of(victims, snapshots=(1, 3))
+    onlooker = onlooker_of(victims, snapshots=(1, 3))
     noisy = truth + 0.02 * torch.randn(truth.shape, generator=seeded(2))
-    show(observer, [0, 1], 1, noisy[:, [2, 0, 1]])
-    show(observer, [0, 1], 2, torch.full_like(truth, 0.3))
-    show(observer, [1], 3, noisy[1:, [1, 2, 0]] + 0.1)
-    assert torch.equal(observer.snapshots[1], noisy.flatten(0, 1))
-    assert torch.equal(observer.snapshots[3][3:], noisy[1] + 0.1)
-    assert observer.snapshots[3][:3].isnan().all()  # batch 0 had ended before
-    assert set(observer.snapshots) == {1, 3}
+    show(onlooker, [0, 1], 1, noisy[:, [2, 0, 1]])
+    show(onlooker, [0, 1], 2, torch.full_like(truth, 0.3))
+    show(onlooker, [1], 3, noisy[1:, [1, 2, 0]] + 0.1)
+    assert torch.equal(onlooker.snapshots[1], noisy.flatten(0, 1))
+    assert torch.equal(onlooker.snapshots[3][3:], noisy[1] + 0.1)
+    assert onlooker.snapshots[3][:3].isnan().all()  # batch 0 had ended before
+    assert set(onlooker.snapshots) == {1, 3}
 
 
 def test_iterates_are_copied_into_snapshots() -> None:
     victims = victims_of([0, 1], each=2)
-    observer = observer_of(victims, snapshots=(1,))
+    onlooker = onlooker_of(victims, snapshots=(1,))
     inputs = victims.images[None].clone()
-    show(observer, [0], 1, inputs)
+    show(onlooker, [0], 1, inputs)
     inputs.zero_()
-    assert torch.equal(observer.snapshots[1], victims.images)
+    assert torch.equal(onlooker.snapshots[1], victims.images)
 
 
 # ------------------------------------------------------------------------------ flags
@@ -362,8 +416,6 @@ def test_iterates_are_copied_into_snapshots() -> None:
 FINE = {
     "loss": 1.0,
     "loss_start": 5.0,
-    "loss_true": 1.0,
-    "recovered": False,
     "labels_right": True,
     "label_known": True,
     "no_op": False,
@@ -376,29 +428,59 @@ FINE = {
     ("changes", "expected"),
     [
         ({}, []),
-        # The loss at the truth is 1: below it only noise is left to fit, above it the search failed
-        # by more than a thousandth.
-        ({"loss": 0.999}, ["fits_noise"]),
-        ({"loss": 1.0009}, []),
-        ({"loss": 1.0011}, ["optimiser_failed"]),
-        ({"loss": 0.999, "recovered": True}, []),
-        ({"loss": 2.0, "recovered": True}, []),
-        ({"loss": 9e-7, "loss_true": 0.0}, []),
-        ({"loss": 2e-6, "loss_true": 0.0}, ["optimiser_failed"]),
         ({"loss": math.nan}, ["loss_never_fell"]),
-        ({"loss": 5.0}, ["loss_never_fell", "optimiser_failed"]),
-        ({"loss": 6.0}, ["loss_never_fell", "optimiser_failed"]),
-        ({"loss": 6.0, "loss_start": math.inf}, ["optimiser_failed"]),
-        ({"loss": 6.0, "loss_start": math.nan}, ["optimiser_failed"]),
+        ({"loss": 5.0}, ["loss_never_fell"]),
+        ({"loss": 6.0}, ["loss_never_fell"]),
+        ({"loss": 6.0, "loss_start": math.inf}, []),
+        ({"loss": 6.0, "loss_start": math.nan}, []),
         ({"labels_right": False}, ["label_wrong"]),
         ({"no_op": True}, ["defense_noop"]),
         ({"gradient_finite": False}, ["gradient_nonfinite"]),
         ({"gradient_zero": True}, ["gradient_zero"]),
     ],
 )
-def test_flags_say_who_is_to_blame(changes: dict[str, Any], expected: list[str]) -> None:
+def test_flags_warn(changes: dict[str, Any], expected: list[str]) -> None:
     assert flags(**{**FINE, **changes}) == ["label_known", *expected]
     assert flags(**{**FINE, **changes, "label_known": False}) == ["label_inferred", *expected]
+
+
+@pytest.mark.parametrize(
+    ("loss", "loss_true", "expected"),
+    [
+        # Below the loss at the truth only noise is left to fit, above it the search failed by more
+        # than a thousandth.
+        (1.0, 1.0, ""),
+        (0.999, 1.0, "fits_noise"),
+        (1.0009, 1.0, ""),
+        (1.0011, 1.0, "optimiser_failed"),
+        (9e-7, 0.0, ""),
+        (2e-6, 0.0, "optimiser_failed"),
+        (math.nan, 1.0, ""),
+        (math.inf, 1.0, "optimiser_failed"),
+        (1.0, math.nan, ""),
+    ],
+)
+def test_the_loss_at_the_truth_says_who_is_to_blame(
+    loss: float, loss_true: float, expected: str
+) -> None:
+    assert blame(loss, loss_true) == expected
+
+
+def test_nobody_is_blamed_for_an_image_that_was_recovered() -> None:
+    victims = victims_of([0, 1], each=1)
+    images = torch.stack([victims.images[0], victims.images[0]])
+    judged = Judge(rules=tuple(RULES)).judge(
+        images, victims, None, [Descent(), Descent()], [Descent(), Descent()], ["fits_noise"] * 2
+    )
+    assert [each["blamed"] for each in judged] == ["", "fits_noise"]
+    attacked = {"flags": ["label_known", "optimiser_failed", "defense_noop"], "loss": 1.0}
+    records = [judged_record(attacked, each) for each in judged]
+    assert [record["flags"] for record in records] == [
+        ["label_known", "defense_noop"],
+        ["label_known", "fits_noise", "defense_noop"],
+    ]
+    assert records[0]["mse_raw"] == 0 and records[0]["loss"] == 1.0
+    assert "blamed" not in records[0]
 
 
 def test_numbers_without_a_value_are_none_in_records() -> None:

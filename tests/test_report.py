@@ -16,10 +16,10 @@ from PIL import Image
 from scipy.stats import norm
 
 from leakbench.data import load
+from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.records import Key, Record, Run, key
 from leakbench.report import cells, gallery, tables
-from leakbench.runner import PlannedCell
 from leakbench.spec import Plan
 from leakbench.statistics import (
     kaplan_meier_median,
@@ -62,10 +62,12 @@ def plan_cell(
 ) -> PlannedCell:
     """One cell of the plan, with as many networks and victims as a test wants."""
     (cell,) = (c for c in plan.cells if str(c) == f"{dataset}/{defense}/cpl/{knowledge}")
+    numbers = tuple(tuple(range(n * victims, (n + 1) * victims)) for n in range(networks))
     return PlannedCell(
         cell=cell,
         identities=tuple(f"{cell}#{number}" for number in range(networks)),
-        victims=tuple(tuple(range(n * victims, (n + 1) * victims)) for n in range(networks)),
+        victims=numbers,
+        priors=priors_of(numbers, cell.images_a_gradient, 1000),
         skip=skip,
         ceiling_mu=mu,
         guarantee="",

@@ -468,7 +468,9 @@ def test_an_edited_plugin_is_not_finished(suite: str, tmp_path: Path, drop_in: D
     plan = resolve(suite, attack="start_image", defense="mine", settings=settings)
     assert run(plan, tmp_path / "run").ran == 2
     assert run(plan, tmp_path / "run").ran == 0
-    drop_in("mine.py", plugin(what="nothing, in other words"))
+    drop_in("mine.py", plugin(what="nothing, in other words") + "\n# and nothing else\n")
+    assert run(plan, tmp_path / "run").ran == 0  # it does what it did
+    drop_in("mine.py", plugin(body="return gradients.map(lambda _, value: value * 1), state"))
     assert run(plan, tmp_path / "run").ran == 2
     drop_in("mine.py", plugin())
     assert run(plan, tmp_path / "run").ran == 0  # the first records are still there

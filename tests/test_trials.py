@@ -475,6 +475,7 @@ def test_a_batch_that_fails_fails_with_all_its_images(
         assert set(record) == set(next(iter(sound.values())))
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_batch_that_was_cut_by_a_kill_is_run_again_whole(
     batches: str, tmp_path: Path, lost: int

@@ -174,6 +174,7 @@ def test_methods_start_alike_and_networks_do_not(done: tuple[Plan, Path]) -> Non
     assert starts["none", 0] != starts["none", 1]
 
 
+@pytest.mark.independent_rows
 def test_the_same_whatever_workers_and_kills(write: Write, done: tuple[Plan, Path]) -> None:
     plan = resolve(write(), attack="start_image")  # no training depends on the attack
     folder = Path(write()).parent / "again"
@@ -551,6 +552,7 @@ def test_promises_of_later_looks_know_the_decay(write: Write) -> None:
     assert "sensitivity 2.45" in found[1] and found[1].endswith("std 3")
 
 
+@pytest.mark.independent_rows
 def test_late_trials_run_whatever_their_company(write: Write, tmp_path: Path) -> None:
     plan = resolve(write(LATE, ("[profiles.quick.utility]\nnetworks = 2", "")))
     run(plan, tmp_path / "one", chunk_size=1)

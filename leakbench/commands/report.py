@@ -15,8 +15,8 @@ from leakbench.commands.output import say, write
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
+    from leakbench.described import PlannedCell, PlannedTraining
     from leakbench.records import Run
-    from leakbench.runner import PlannedCell, PlannedTraining
     from leakbench.spec import Plan
 
 

@@ -31,7 +31,8 @@ from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
-    from leakbench.runner import Outcome, PlannedCell, PlannedTraining, Progress
+    from leakbench.described import PlannedCell, PlannedTraining
+    from leakbench.runner import Outcome, Progress
     from leakbench.spec import Plan
 
 

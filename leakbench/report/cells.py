@@ -41,7 +41,7 @@ from leakbench.statistics import (
 )
 
 if TYPE_CHECKING:
-    from leakbench.runner import PlannedCell, PlannedTraining
+    from leakbench.described import PlannedCell, PlannedTraining
 
 Report = dict[str, Any]
 
@@ -447,32 +447,15 @@ def _ceiling(planned: PlannedCell) -> float | None:
 
 
 def _priors(planned: PlannedCell) -> Counter[float]:
-    """Chance to name an image without a look -> for how many planned images.
-
-    Of a batch of B, the guess nearest to each image counts as its own: B guesses have B / N. Who
-    is granted the labels guesses among the candidates with them, at best all B times in the class
-    of which the batch has the largest share: with one image, 1 of those of its class.
-    """
-    cell = planned.cell
-    each, count = cell.images_a_gradient, look_up(cell.source).sample_counts[0]
-    found: Counter[float] = Counter()
-    sizes = Counter(planned.labels)
-    for victims in planned.victims:
-        for first in range(0, len(victims), each):
-            images = victims[first : first + each]
-            shares = [each / count]
-            if sizes:
-                held = Counter(planned.labels[image] for image in images)
-                shares = [held[label] / sizes[label] for label in held]
-            found[min(max(shares), 1.0)] += len(images)
-    return found
+    """Chance to name an image without a look -> for how many planned images."""
+    return Counter(chance for of_network in planned.priors for chance in of_network)
 
 
 def _prior_notes(planned: Sequence[PlannedCell]) -> list[dict[str, Any]]:
     """Where ceilings are higher than one chance in N would make them."""
     knowing: dict[str, float] = {}
     for each in planned:
-        if each.labels and each.ceiling_mu is not None:
+        if "labels" in each.cell.grants and each.ceiling_mu is not None:
             priors = _priors(each)
             mean = sum(prior * count for prior, count in priors.items()) / priors.total()
             knowing[each.cell.dataset] = max(mean, knowing.get(each.cell.dataset, 0.0))

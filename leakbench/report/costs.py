@@ -14,7 +14,7 @@ from leakbench.spec import JUDGED, Plan
 from leakbench.statistics import mean_interval, rate_verdict
 
 if TYPE_CHECKING:
-    from leakbench.runner import PlannedTraining
+    from leakbench.described import PlannedTraining
 
 TOLERANCE = 0.03
 """An accuracy is reproduced if its 90 % interval lies within so much of the printed one."""
@@ -28,7 +28,7 @@ def build(
     plain = {
         entry["dataset"]: entry["seconds_per_iteration"]
         for entry, each in zip(entries, planned, strict=True)
-        if each.cell.defense == "none" and entry["seconds_per_iteration"]
+        if each.undefended and entry["seconds_per_iteration"]
     }
     for entry in entries:
         own, other = entry["seconds_per_iteration"], plain.get(entry["dataset"])

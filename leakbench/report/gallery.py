@@ -34,7 +34,7 @@ from leakbench.report.tables import compact
 from leakbench.spec import JUDGED, Plan
 
 if TYPE_CHECKING:
-    from leakbench.runner import PlannedCell
+    from leakbench.described import PlannedCell
 
 Image = NDArray[np.float32]
 """(channels, height, width), raw values."""

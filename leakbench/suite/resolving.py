@@ -147,7 +147,7 @@ def _printed(
 def _compared(cell: Cell) -> str:
     """All of a cell that a printed number is about."""
     spec = cell.spec()
-    for name in ("rules", "snapshots", "seed", "dtype"):
+    for name in ("snapshots", "seed", "dtype"):
         del spec[name]
     spec["attack_parameters"] = {k: v for k, v in cell.attack_parameters.items() if k != "steps"}
     return canonical([cell.row, spec])
