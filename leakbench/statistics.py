@@ -1,4 +1,4 @@
-"""What can be said about a rate, a mean or a median from the trials that were run.
+"""What can be said about a rate or a mean from the trials that were run.
 
 Trials come in two layers: several networks (weight draws), several victims attacked on each. Trials
 on one network share its luck, so they are not independent, and every interval here resamples
@@ -13,7 +13,7 @@ to 99 % with one: an interval from one network speaks for that network only.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -188,21 +188,7 @@ def mean_interval(
     Raises:
         ValueError: If a value is not finite or an argument is outside its range.
     """
-    return _bootstrap_interval(values, _row_means, level, seed, resamples)
-
-
-def median_interval(
-    values: Sequence[Sequence[float]],
-    level: float = 0.95,
-    seed: int = 0,
-    resamples: int = 2000,
-) -> Interval:
-    """Median over all trials, with the bootstrap of `mean_interval`.
-
-    Args, Returns, Raises: As `mean_interval`. The median of an even number of values is the mean of
-    the middle two.
-    """
-    return _bootstrap_interval(values, _row_medians, level, seed, resamples)
+    return _bootstrap_interval(values, level, seed, resamples)
 
 
 def kaplan_meier(times: Sequence[float], observed: Sequence[bool]) -> tuple[Floats, Floats]:
@@ -333,7 +319,6 @@ def _verdict(interval: Interval, lowest: float, highest: float) -> Verdict:
 
 def _bootstrap_interval(
     values: Sequence[Sequence[float]],
-    statistic: Callable[[Floats, Integers], Floats],
     level: float,
     seed: int,
     resamples: int,
@@ -344,21 +329,20 @@ def _bootstrap_interval(
     if not networks:
         return Interval(None, None, None)
     pooled = np.concatenate(networks)
-    value = float(statistic(pooled[None, :], np.array([pooled.size]))[0])
+    value = float(_row_means(pooled[None, :], np.array([pooled.size]))[0])
     if pooled.size == 1:
         # One value says nothing about spread; the bootstrap would call it certain.
         return Interval(value, None, None)
-    resampled = _two_stage_bootstrap(networks, statistic, np.random.default_rng(seed), resamples)
+    resampled = _two_stage_bootstrap(networks, np.random.default_rng(seed), resamples)
     return _hull(value, *_percentiles(resampled, level))
 
 
 def _two_stage_bootstrap(
     networks: list[Floats],
-    statistic: Callable[[Floats, Integers], Floats],
     generator: np.random.Generator,
     resamples: int,
 ) -> Floats:
-    """(resamples,) values of the statistic on resampled networks with resampled victims."""
+    """(resamples,) means over resampled networks with resampled victims."""
     sizes = np.array([network.size for network in networks])
     starts = np.cumsum(sizes) - sizes
     pooled = np.concatenate(networks)
@@ -373,7 +357,7 @@ def _two_stage_bootstrap(
         victim = generator.integers(size, size=(rows, len(networks), columns.size))
         drawn = pooled[starts[chosen][:, :, None] + victim]
         drawn[np.broadcast_to(columns >= size, drawn.shape)] = np.inf
-        results.append(statistic(drawn.reshape(rows, -1), size.sum(axis=(1, 2))))
+        results.append(_row_means(drawn.reshape(rows, -1), size.sum(axis=(1, 2))))
     return np.concatenate(results)
 
 
@@ -381,14 +365,6 @@ def _row_means(rows: Floats, counts: Integers) -> Floats:
     """Mean of the finite entries of each row, of which there are `counts`."""
     means: Floats = np.where(np.isinf(rows), 0.0, rows).sum(axis=1) / counts
     return means
-
-
-def _row_medians(rows: Floats, counts: Integers) -> Floats:
-    """Median of the finite entries of each row, of which there are `counts`."""
-    ordered = np.sort(rows, axis=1)  # The unused entries are +inf and go to the end.
-    middle = np.stack([(counts - 1) // 2, counts // 2], axis=1)
-    medians: Floats = np.take_along_axis(ordered, middle, axis=1).mean(axis=1)
-    return medians
 
 
 def _networks(

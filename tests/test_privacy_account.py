@@ -8,24 +8,17 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 from dp_accounting import get_epsilon_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakbench.contracts import Defense, Guarantee, Observer, Setting, Weights
-from leakbench.defenses.dp_baseline import DPBaseline
-from leakbench.defenses.dp_dyn import DPDynSSigma
-from leakbench.defenses.dssgd import DSSGD
-from leakbench.defenses.none import NoDefense
-from leakbench.defenses.prune import Prune
 from leakbench.errors import LeakbenchError
 from leakbench.privacy import composition, gdp, rdp
 from leakbench.privacy.account import Result, epsilon
 from leakbench.privacy.bisection import least, least_positive
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, grouped
 from leakbench.privacy.inverse import first_steps, noise_multiplier, steps_within
-from leakbench.privacy.observers import account, account_defense, release
+from leakbench.privacy.observers import account
 from leakbench.privacy.presets import PRESETS
 from leakbench.spec import ACCOUNTANTS
 
@@ -462,70 +455,6 @@ def test_a_papers_preset_counts_as_the_paper() -> None:
     assert result.epsilon == pytest.approx(gdp.epsilon_of_mu(1.9909, DELTA), abs=1e-3)
 
 
-WEIGHTS = {name: torch.zeros(2) for name in ("conv", "dense", "bias")}
-
-
-def test_a_defense_is_accounted_by_its_word() -> None:
-    setting = Setting(batch_size=50, examples=5000, rounds=200, sampling="poisson")
-    results = account_defense(DPBaseline(convention="sum"), WEIGHTS, setting, DELTA)
-    model = of(results, "model", "add_remove", None)
-    assert model == pytest.approx(value(event(6 / math.sqrt(3), 0.01, 200)), rel=1e-9)
-    for result in results:
-        assert (result.epsilon is None) == (result.observer == "type2")
-    setting = Setting(batch_size=50, examples=5000, rounds=200, sampling="fixed_size")
-    defense = DPBaseline(convention="per_example")
-    results = account_defense(defense, WEIGHTS, setting, DELTA, observations=4)
-    for looks in (1, 4):
-        assert of(results, "type2", "add_remove", looks) == pytest.approx(
-            get_epsilon_gaussian(6 / math.sqrt(3 * looks), DELTA), rel=1e-9
-        )
-
-
-class Replaced(Defense):
-    """A promise for replacing one example only."""
-
-    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
-        return Guarantee(level="instance", relation="replace_one", sensitivity=2.0, noise_std=6.0)
-
-
-def test_a_promise_for_replacing_says_nothing_of_removing() -> None:
-    setting = Setting(batch_size=50, examples=5000, rounds=20, sampling="fixed_size")
-    results = account_defense(Replaced(), WEIGHTS, setting, DELTA)
-    assert {result.relation for result in results} == {"replace_one"}
-    assert of(results, "server", "replace_one", 1) == pytest.approx(
-        get_epsilon_gaussian(3.0, DELTA), rel=1e-9
-    )
-    assert of(results, "model", "replace_one", None) == value(
-        event(6.0, 0.01, 20, sampling="fixed_size"), relation="replace_one"
-    )
-
-
-@pytest.mark.parametrize(
-    ("defense", "reason"),
-    [
-        (NoDefense(), "promises nothing"),
-        (DPDynSSigma(), "private gradients"),
-        (Prune(), "no noise is added"),
-        (DSSGD(), "no noise is added"),
-    ],
-)
-def test_a_defense_without_a_promise_gives_its_reason(defense: Defense, reason: str) -> None:
-    for result in account_defense(defense, WEIGHTS, Setting(batch_size=50), DELTA):
-        assert result.epsilon is None and result.level == "none" and reason in result.reason
-
-
-def test_release_of_a_promise() -> None:
-    added = Guarantee(level="instance", sensitivity=2.0, noise_std=3.0)
-    replaced = Guarantee(level="client", relation="replace_one", sensitivity=2.0, noise_std=3.0)
-    for promise, multiplier in ((added, 1.5), (replaced, 3.0)):
-        one = release(promise)
-        assert one is not None and one.noise_multiplier == multiplier and one.sampling == "none"
-    free = release(Guarantee(level="instance", sensitivity=0.0, noise_std=1.0))
-    assert free is not None and free.noise_multiplier == math.inf
-    assert release(Guarantee(level="none", reason="l2-max")) is None
-    assert release(Guarantee(level="instance")) is None
-
-
 # ---------------------------------------------------------------------------- inverse
 
 
@@ -544,7 +473,7 @@ def test_noise_for_a_budget_of_the_tight_accountant() -> None:
     exact = noise_multiplier(
         2.0, DELTA, sampling_rate=1.0, steps=9, relation="replace_one", sampling="none"
     )
-    assert exact == pytest.approx(6 / gdp.mu_of_epsilon(2.0, DELTA), rel=2e-5)
+    assert gdp.epsilon_of_mu(6 / exact, DELTA) == pytest.approx(2.0, rel=2e-5)
 
 
 def test_noise_for_extreme_budgets() -> None:

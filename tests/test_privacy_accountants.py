@@ -186,13 +186,6 @@ def test_epsilon_of_mu_against_dp_accounting(sigma: float, delta: float) -> None
     assert gdp.epsilon_of_mu(1 / sigma, delta) == pytest.approx(expected, rel=1e-8, abs=1e-9)
 
 
-@pytest.mark.parametrize("mu", [1e-3, 0.3, 2.0, 50.0, 1e6])
-def test_mu_of_epsilon_is_the_inverse(mu: float) -> None:
-    # At a delta of half or more every small mu has epsilon 0, and no inverse.
-    epsilon = gdp.epsilon_of_mu(mu, 1e-7)
-    assert gdp.mu_of_epsilon(epsilon, 1e-7) == pytest.approx(mu, rel=1e-9)
-
-
 def test_extreme_mu() -> None:
     assert gdp.epsilon_of_mu(0.0, DELTA) == 0
     assert gdp.epsilon_of_mu(1e-8, DELTA) == 0
@@ -200,12 +193,9 @@ def test_extreme_mu() -> None:
     assert gdp.epsilon_of_mu(1e200, DELTA) == math.inf
     # Far out the loss is mu^2 / 2 and a few stds more.
     assert gdp.epsilon_of_mu(1e6, DELTA) == pytest.approx(5e11 + 1e6 * norm.isf(DELTA), rel=1e-9)
-    assert gdp.mu_of_epsilon(math.inf, DELTA) == math.inf
     for bad in (-1.0, math.nan):
         with pytest.raises(LeakbenchError, match="mu"):
             gdp.epsilon_of_mu(bad, DELTA)
-        with pytest.raises(LeakbenchError, match="epsilon"):
-            gdp.mu_of_epsilon(bad, DELTA)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 6.0, 1e4])

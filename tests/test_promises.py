@@ -30,11 +30,15 @@ from leakbench.contracts import (
 from leakbench.defenses.adaclip import AdaClip
 from leakbench.defenses.batch_clipping import BatchClip, BatchClipLayerwise
 from leakbench.defenses.dp_baseline import DPBaseline
+from leakbench.defenses.dp_dyn import DPDynSSigma
+from leakbench.defenses.dssgd import DSSGD
 from leakbench.defenses.fed_sdp import FedSDPClient, FedSDPServer
+from leakbench.defenses.none import NoDefense
+from leakbench.defenses.prune import Prune
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.federated import sample, setting_of
-from leakbench.privacy.observers import account_defense
+from leakbench.privacy.account import epsilon
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, run_round
@@ -378,48 +382,6 @@ def test_a_batch_of_fixed_size_moves_twice_as_far(clients: int, sampling: Any) -
     assert refilled == (sampling == "fixed_size" or clients > 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "twice"),
-    [
-        ({"sampling": "poisson"}, False),
-        ({"sampling": "fixed_size"}, True),
-        ({"sampling": "fixed_size", "local_steps": 5}, True),
-        ({"sampling": "fixed_size", "clients": 2, "all_clients": 10}, True),
-        ({"sampling": "poisson", "clients": 2, "all_clients": 10}, True),
-    ],
-)
-def test_who_leaves_a_refilled_batch_costs_what_replacing_him_does(
-    changes: Mapping[str, Any], twice: bool
-) -> None:
-    """mu of one look at the server, by its epsilon; the tap of his own gradient is not refilled."""
-    setting = Setting(**{"batch_size": 4, "examples": 20, "rounds": 1} | dict(changes))
-    defense = DPBaseline(noise_multiplier=5.0, convention="sum")
-    results = account_defense(defense, ONE, setting, 1e-5, observers=("server", "model"))
-    at = {(r.observer, r.relation): r for r in results}
-    added, replaced = at["server", "add_remove"], at["server", "replace_one"]
-    uses = setting.uses("server")
-
-    def epsilon(mu: float) -> float:
-        """Balle and Wang (2018), solved by bisection."""
-        low, high = 0.0, 100.0
-        for _ in range(200):
-            middle = (low + high) / 2
-            excess = norm.cdf(mu / 2 - middle / mu) - math.exp(middle) * norm.cdf(
-                -mu / 2 - middle / mu
-            )
-            low, high = (middle, high) if excess > 1e-5 else (low, middle)
-        return high
-
-    distance = math.sqrt(uses) / 5
-    assert added.epsilon == pytest.approx(epsilon(distance * (2 if twice else 1)), rel=1e-6)
-    assert replaced.epsilon == pytest.approx(epsilon(2 * distance), rel=1e-6)
-    said = "takes another example in for one that leaves"
-    assert (said in " ".join(added.assumptions)) is twice
-    model, other = at["model", "add_remove"].epsilon, at["model", "replace_one"].epsilon
-    assert model is not None and other is not None
-    assert (model == pytest.approx(other)) if twice else (model < other)
-
-
 # ------------------------------------------------------------------------------ settings
 
 
@@ -507,6 +469,55 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "twice"),
+    [
+        ({"sampling": "poisson"}, False),
+        ({"sampling": "fixed_size"}, True),
+        ({"sampling": "fixed_size", "local_steps": 5}, True),
+        ({"sampling": "fixed_size", "clients": 2, "all_clients": 10}, True),
+        ({"sampling": "poisson", "clients": 2, "all_clients": 10}, True),
+    ],
+)
+def test_who_leaves_a_refilled_batch_costs_what_replacing_him_does(
+    changes: Mapping[str, Any], twice: bool
+) -> None:
+    setting = Setting(**{"batch_size": 4, "examples": 20, "rounds": 1} | dict(changes))
+    events = DPBaseline(noise_multiplier=5.0, convention="sum").events(ONE, setting)
+    added, replaced = (
+        epsilon(events, 1e-5, relation=relation).epsilon
+        for relation in ("add_remove", "replace_one")
+    )
+    assert added is not None and replaced is not None
+    assert (added == pytest.approx(replaced)) if twice else (added < replaced)
+
+
+@pytest.mark.parametrize(
+    ("defense", "reason"),
+    [
+        (NoDefense(), "promises nothing"),
+        (DPDynSSigma(), "private gradients"),
+        (Prune(), "no noise is added"),
+        (DSSGD(), "no noise is added"),
+    ],
+)
+@pytest.mark.parametrize("observer", ["model", "server", "type2"])
+def test_a_defense_without_a_promise_gives_its_reason(
+    defense: Defense, reason: str, observer: Observer
+) -> None:
+    promise = defense.guarantee(observer, ONE, Setting(batch_size=50))
+    assert promise.level == "none" and reason in promise.reason
+
+
+def test_a_tap_in_a_later_step_is_charged_as_the_batch_mean_it_also_sees() -> None:
+    """With one example a batch, the tap on it and the tap on the mean see the same."""
+    weights = {f"w{i}": torch.zeros(3) for i in range(6)}
+    setting = Setting(batch_size=1, examples=1, local_steps=5, iteration=4)
+    defense = DPBaseline(clip=4.0, noise_multiplier=6.0)
+    own, mean = (defense.guarantee(o, weights, setting).mu for o in ("type2", "type2_batch"))
+    assert own is not None and own == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
@@ -520,30 +531,3 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_settings_of_a_training(changes: Any, said: str) -> None:
     with pytest.raises(LeakbenchError, match=f"^setting: {said}"):
         Setting(**({"batch_size": 4} | changes))
-
-
-def test_a_tap_in_a_later_step_is_charged_as_the_batch_mean_it_also_sees() -> None:
-    """With one example a batch, the tap on it and the tap on the mean see the same."""
-    weights = {f"w{i}": torch.zeros(3) for i in range(6)}
-    setting = Setting(batch_size=1, examples=1, local_steps=5, iteration=4)
-    found = {
-        observer: account_defense(
-            DPBaseline(clip=4.0, noise_multiplier=6.0), weights, setting, 1e-5,
-            observers=(observer,),
-        )[0].epsilon
-        for observer in ("type2", "type2_batch")
-    }  # fmt: skip
-    assert found["type2"] == pytest.approx(found["type2_batch"])
-
-
-def test_several_looks_at_quantile_clipping_have_no_epsilon() -> None:
-    """The bounds of a later round tell the counts of an earlier one, which no look has in it."""
-    weights = {"w": torch.zeros(3)}
-    results = account_defense(
-        QuantileClip(count_noise=0.0), weights, Setting(batch_size=8), 1e-5,
-        observers=("type2",), observations=10,
-    )  # fmt: skip
-    assert [result.observations for result in results if result.epsilon is not None] == [1, 1]
-    refused = [result for result in results if result.epsilon is None]
-    assert len(refused) == 2
-    assert all("one look" in result.reason for result in refused)

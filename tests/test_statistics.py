@@ -16,7 +16,6 @@ from leakbench.statistics import (
     kaplan_meier,
     kaplan_meier_median,
     mean_interval,
-    median_interval,
     outcome_verdict,
     rate_interval,
     rate_verdict,
@@ -98,13 +97,13 @@ def test_none_of_eight_means_at_most_a_third() -> None:
     assert ends(rate_interval([[True] * 8])) == pytest.approx((0.676, 1.0, 1.0), abs=5e-4)
 
 
-@pytest.mark.parametrize("function", [rate_interval, mean_interval, median_interval])
+@pytest.mark.parametrize("function", [rate_interval, mean_interval])
 @pytest.mark.parametrize("nothing", [[], [[]], [[], []]])
 def test_no_data_no_value(function: IntervalOf, nothing: list[list[float]]) -> None:
     assert function(nothing) == Interval(None, None, None)
 
 
-@pytest.mark.parametrize("function", [rate_interval, mean_interval, median_interval])
+@pytest.mark.parametrize("function", [rate_interval, mean_interval])
 def test_networks_without_trials_change_nothing(function: IntervalOf) -> None:
     assert function([[1, 0], [], [1, 1, 0]]) == function([[1, 0], [1, 1, 0]])
 
@@ -112,20 +111,18 @@ def test_networks_without_trials_change_nothing(function: IntervalOf) -> None:
 def test_values_are_over_all_trials_not_over_networks() -> None:
     uneven = [[1.0], [4.0, 5.0, 6.0, 9.0]]
     assert mean_interval(uneven).value == 5.0
-    assert median_interval(uneven).value == 5.0
     assert rate_interval([[True], [False] * 3]).value == 0.25
 
 
 def test_one_value_has_no_interval() -> None:
     assert mean_interval([[3.0]]) == Interval(3.0, None, None)
-    assert median_interval([[], [3.0]]) == Interval(3.0, None, None)
+    assert mean_interval([[], [3.0]]) == Interval(3.0, None, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("function", [mean_interval, median_interval])
-def test_values_that_are_not_finite_are_refused(function: IntervalOf, value: float) -> None:
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        function([[1.0], [2.0, value]])
+        mean_interval([[1.0], [2.0, value]])
 
 
 @pytest.mark.parametrize("outcome", [0.5, 2, -1, math.nan, None])
@@ -134,7 +131,7 @@ def test_outcomes_are_true_or_false(outcome: float) -> None:
         rate_interval([[True, outcome]])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("function", [rate_interval, mean_interval, median_interval])
+@pytest.mark.parametrize("function", [rate_interval, mean_interval])
 def test_arguments_outside_their_range_are_refused(function: IntervalOf) -> None:
     with pytest.raises(ValueError, match="level"):
         function([[1, 0]], level=1.0)
@@ -158,14 +155,13 @@ def test_rate_is_inside_its_interval(outcomes: list[list[bool]], seed: int, leve
 
 @settings(max_examples=40, deadline=None)
 @given(values=VALUES, seed=SEEDS, level=st.floats(0.01, 0.99))
-def test_mean_and_median_are_inside_their_intervals(
+def test_the_mean_is_inside_its_interval(
     values: list[list[float]], seed: int, level: float
 ) -> None:
     pooled = [value for network in values for value in network]
-    for function, plain in ((mean_interval, np.mean), (median_interval, np.median)):
-        low, value, high = ends(function(values, level, seed, resamples=200))
-        assert min(pooled) - 1e-6 <= low <= value <= high <= max(pooled) + 1e-6
-        assert value == pytest.approx(plain(pooled), abs=1e-6)
+    low, value, high = ends(mean_interval(values, level, seed, resamples=200))
+    assert min(pooled) - 1e-6 <= low <= value <= high <= max(pooled) + 1e-6
+    assert value == pytest.approx(np.mean(pooled), abs=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -175,10 +171,9 @@ def test_the_order_of_networks_and_victims_does_not_matter(
 ) -> None:
     shuffled = [data.draw(st.permutations(network)) for network in values]
     shuffled = data.draw(st.permutations(shuffled))
-    for function in (mean_interval, median_interval):
-        assert function(values, seed=seed, resamples=50) == function(
-            shuffled, seed=seed, resamples=50
-        )
+    assert mean_interval(values, seed=seed, resamples=50) == mean_interval(
+        shuffled, seed=seed, resamples=50
+    )
     outcomes = [[value > 0 for value in network] for network in values]
     mixed = [[value > 0 for value in network] for network in shuffled]
     assert rate_interval(outcomes, seed=seed) == rate_interval(mixed, seed=seed)
@@ -201,13 +196,12 @@ def test_four_times_the_networks_narrow_the_interval_of_the_mean(
 
 def test_a_level_is_wider_than_a_lower_one() -> None:
     values = [[1.0, 2.0, 5.0], [2.0, 8.0]]
-    for function in (mean_interval, median_interval):
-        wide, narrow = function(values, level=0.95), function(values, level=0.90)
-        assert ends(wide)[0] <= ends(narrow)[0]
-        assert ends(wide)[2] >= ends(narrow)[2]
+    wide, narrow = mean_interval(values, level=0.95), mean_interval(values, level=0.90)
+    assert ends(wide)[0] <= ends(narrow)[0]
+    assert ends(wide)[2] >= ends(narrow)[2]
 
 
-@pytest.mark.parametrize("function", [rate_interval, mean_interval, median_interval])
+@pytest.mark.parametrize("function", [rate_interval, mean_interval])
 def test_the_same_seed_gives_the_same_interval(function: IntervalOf) -> None:
     outcomes = [[1, 0, 1, 1], [0, 0, 1], [1, 1, 1, 1, 0]]
     assert function(outcomes, seed=3) == function(outcomes, seed=3)
@@ -342,10 +336,9 @@ def naive_two_stage(
 def test_uneven_networks_are_resampled_as_a_loop_would() -> None:
     generator = np.random.default_rng(5)
     values = [generator.normal(k, 1, size).tolist() for k, size in enumerate((9, 14, 30, 5, 21))]
-    for function, plain in ((mean_interval, np.mean), (median_interval, np.median)):
-        low, _, high = ends(function(values, resamples=8000))
-        expected = naive_two_stage(values, lambda drawn, f=plain: float(f(drawn)), 1, 8000)  # type: ignore[misc]
-        assert (low, high) == pytest.approx(expected, abs=0.1)
+    low, _, high = ends(mean_interval(values, resamples=8000))
+    expected = naive_two_stage(values, lambda drawn: float(np.mean(drawn)), 1, 8000)
+    assert (low, high) == pytest.approx(expected, abs=0.1)
 
     outcomes = [[value > 2 for value in network] for network in values]
     low, _, high = ends(rate_interval(outcomes, resamples=8000))
@@ -355,9 +348,9 @@ def test_uneven_networks_are_resampled_as_a_loop_would() -> None:
 
 def test_the_bootstrap_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [np.random.default_rng(k).normal(size=30).tolist() for k in range(4)]
-    whole = ends(median_interval(values, resamples=8000))
+    whole = ends(mean_interval(values, resamples=8000))
     monkeypatch.setattr("leakbench.statistics._DRAWS", 1000)
-    assert ends(median_interval(values, resamples=8000)) == pytest.approx(whole, abs=0.05)
+    assert ends(mean_interval(values, resamples=8000)) == pytest.approx(whole, abs=0.05)
 
 
 def coverage(networks: int, victims: int, experiments: int) -> float:

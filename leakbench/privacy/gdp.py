@@ -13,7 +13,7 @@ from functools import lru_cache
 from scipy.special import erf, log_ndtr, ndtr
 
 from leakbench.errors import LeakbenchError
-from leakbench.privacy.bisection import least, least_positive
+from leakbench.privacy.bisection import least
 from leakbench.privacy.events import PrivacyEvent, Relation, check_delta, grouped
 
 
@@ -104,17 +104,3 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     if highest > 1e300:
         return math.inf
     return least(lambda epsilon: delta_of_mu(mu, epsilon) <= delta, 0.0, highest, 1e-13)
-
-
-def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu that (epsilon, delta) allows, to 12 digits; the inverse of `epsilon_of_mu`.
-
-    Raises:
-        LeakbenchError: If epsilon is negative or nan, or delta outside (0, 1).
-    """
-    check_delta(delta)
-    if not epsilon >= 0:
-        raise LeakbenchError(f"epsilon must be >= 0, got {epsilon}")
-    if epsilon == math.inf:
-        return math.inf
-    return 1 / least_positive(lambda noise: delta_of_mu(1 / noise, epsilon) <= delta, 1e-13)

@@ -8,18 +8,18 @@ release, and its epsilon exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from leakbench.errors import LeakbenchError
-from leakbench.privacy.account import Level, Result, epsilon
+from leakbench.privacy.account import Result, epsilon
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_count, check_delta
 from leakbench.privacy.presets import preset_of
 from leakbench.spec import ACCOUNTANTS
 
 if TYPE_CHECKING:
-    from leakbench.contracts import Defense, Guarantee, Observer, Setting, Weights
+    pass
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 
@@ -38,10 +38,6 @@ _SAMPLING_NOTE: dict[Sampling, str] = {
 }
 _BOTH: tuple[Relation, ...] = ("add_remove", "replace_one")
 _EXACT = "gdp"  # what one Gaussian release is accounted by
-_REFILLED = (
-    "a batch of fixed size takes another example in for one that leaves it, and all others keep "
-    "their places: adding or removing costs what replacing does"
-)
 _SEEN = "the observer sees who takes part: sampling amplifies nothing"
 
 
@@ -140,61 +136,6 @@ def account(
     return tuple(results)
 
 
-def account_defense(
-    defense: Defense,
-    weights: Weights,
-    setting: Setting,
-    delta: float,
-    *,
-    accountants: Sequence[str] = ("pld",),
-    observers: Iterable[Observer] = ("model", "server", "type2"),
-    observations: int = 1,
-) -> tuple[Result, ...]:
-    """The same for a defense, by its own word; a reason instead where it promises nothing.
-
-    Args:
-        weights, setting: Passed on to `Defense.guarantee` and `Defense.events`.
-        delta: In (0, 1).
-        accountants: For the final model.
-        observers: "model" is accounted by the defense's events, the others by their observations.
-        observations: k; 1 for a single look only.
-    """
-    results: list[Result] = []
-    for observer in observers:
-        promise = defense.guarantee(observer, weights, setting)
-        event = release(promise)
-        events = defense.events(weights, setting) if observer == "model" else ()
-        notes = promise.assumptions
-        # A later tap tells of the sums of the steps before it.
-        summed = promise.level == "instance" and (observer != "type2" or setting.iteration > 0)
-        if event is not None and summed and setting.refills and promise.relation == "add_remove":
-            event, notes = replace(event, sampling="fixed_size"), (*notes, _REFILLED)
-        # One for adding or removing holds for replacing too, at twice the distance; not conversely.
-        relations = _BOTH if promise.relation == "add_remove" else (promise.relation,)
-        if event is None or (observer == "model" and not events):
-            reason = promise.reason or "the defense states no noise or no sensitivity"
-            results += _none(observer, delta, reason, notes)
-        elif observer == "model":
-            results += _of_model(events, delta, accountants, notes, relations, promise.level)
-        else:
-            looks = 1 if promise.single_look else observations
-            results += _of_looks(event, observer, delta, looks, notes, relations, promise.level)
-            if looks < observations:
-                reason = "the promise is about one look: further ones tell more than their share"
-                results += _none(observer, delta, reason, notes)
-    return tuple(results)
-
-
-def release(promise: Guarantee) -> PrivacyEvent | None:
-    """One observation as an event without sampling; None where nothing is promised."""
-    if promise.level == "none" or promise.sensitivity is None or promise.noise_std is None:
-        return None
-    # Events are stated for adding or removing one; replacing one moves a sum twice as far.
-    sensitivity = promise.sensitivity * (0.5 if promise.relation == "replace_one" else 1.0)
-    multiplier = promise.noise_std / sensitivity if sensitivity > 0 else math.inf
-    return PrivacyEvent(noise_multiplier=multiplier, sensitivity=sensitivity, sampling="none")
-
-
 def gain(convention: NoiseConvention, batch_size: int | None) -> float:
     """Noise multiplier of a batch's mean as a multiple of sigma, for one clipped part."""
     if convention == "sum":
@@ -211,8 +152,6 @@ def _of_model(
     delta: float,
     accountants: Sequence[str],
     assumptions: tuple[str, ...],
-    relations: tuple[Relation, ...] = _BOTH,
-    level: Level = "instance",
     group_size: int = 1,
 ) -> list[Result]:
     # Batches refilled in turn have a fixed size, and a rate of 1: nothing is drawn.
@@ -224,10 +163,9 @@ def _of_model(
             delta,
             accountant=accountant,
             relation=relation,
-            level=level,
             assumptions=notes,
         )
-        for relation in relations
+        for relation in _BOTH
         for accountant in accountants
     ]
     if group_size != 1:
@@ -241,7 +179,7 @@ def _of_model(
                 group_size=group_size,
                 assumptions=(*notes, note),
             )
-            for relation in relations
+            for relation in _BOTH
         ]
     return results
 
@@ -252,8 +190,6 @@ def _of_looks(
     delta: float,
     observations: int,
     assumptions: tuple[str, ...],
-    relations: tuple[Relation, ...] = _BOTH,
-    level: Level = "instance",
 ) -> list[Result]:
     check_count("observations", observations)
     return [
@@ -263,11 +199,10 @@ def _of_looks(
             accountant=_EXACT,
             relation=relation,
             observer=observer,
-            level=level,
             observations=looks,
             assumptions=(*assumptions, _SEEN),
         )
-        for relation in relations
+        for relation in _BOTH
         for looks in dict.fromkeys((1, observations))
     ]
 
