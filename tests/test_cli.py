@@ -223,7 +223,7 @@ def test_validate_tells_and_runs_nothing(tmp_path: Path) -> None:
 def test_doctor_reports(tmp_path: Path) -> None:
     done = leakbench("doctor", cwd=tmp_path)
     assert done.code == 0, done.errors
-    for word in ("python", "torch", "cuda", "data root", "lfw"):
+    for word in ("python", "torch", "cuda", "lpips", "data root", "lfw"):
         assert word in done.out
 
 

@@ -116,6 +116,7 @@ def doctor() -> None:
 
     from leakbench import probe, registry
     from leakbench.data.catalog import data_root, describe
+    from leakbench.metrics import lpips
 
     print(f"python      {platform.python_version()}")
     for name in ("leakbench", "torch", "torchvision", "numpy", "scipy", "scikit-image"):
@@ -130,6 +131,7 @@ def doctor() -> None:
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         digits = probe.Shape(model="cnn2", input_shape=(1, 28, 28), classes=10, device=device)
         print(f"rows        {_rows_mean(digits, probe.rows(digits))}")
+    print(f"lpips       {lpips.availability(data_root())}")
     print(f"data root   {data_root() or 'none (LEAKBENCH_DATA is not set)'}")
     for row in describe():
         missing = f"; get it: {row['how_to_get']}" if row["status"] == "missing" else ""
