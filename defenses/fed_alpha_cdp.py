@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakbench.gaussian import DecayingNoise, LargestNorm
-from leakbench.schedules import TPDS, Kind, TPDSDecay
+from leakbench.schedules import TPDS, Decay, TPDSDecay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,6 @@ class FedAlphaCDPSigma(LargestNorm, DecayingNoise):
 
     name: ClassVar[str] = "fed_alpha_cdp_sigma"
     paper: ClassVar[str] = "TPDS section 5.3, Algorithm 1"
-    policies: ClassVar[Mapping[str, Kind]] = TPDS
+    policies: ClassVar[Mapping[str, Decay]] = TPDS
     noise_multiplier: float = 15.0
     decay: TPDSDecay = "linear"

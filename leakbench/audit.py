@@ -42,7 +42,7 @@ from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, run_round
 
 Floats = NDArray[np.float64]
-Verdict = Literal["within", "above", "no promise"]
+AuditVerdict = Literal["within", "above", "no promise"]
 
 POINTS: dict[Observer, LeakPoint] = {
     "type2": LeakPoint(),
@@ -103,7 +103,7 @@ class Audit:
         return None if self.claimed_mu is None else epsilon_of_mu(self.claimed_mu, self.delta)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """Whether the lower bound on mu is above the promise."""
         if self.claimed_mu is None:
             return "no promise"

@@ -183,7 +183,7 @@ def search(
     device: str = "cpu",
     workers: int = 1,
     rule: str | None = None,
-    report: runner.Report = lambda progress: None,
+    report: runner.OnProgress = lambda progress: None,
 ) -> Search:
     """Run what is left of a suite into `folder`, as `runner.run` does, and choose.
 

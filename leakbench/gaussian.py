@@ -29,7 +29,7 @@ from leakbench.contracts import (
 from leakbench.errors import unknown_name
 from leakbench.parameters import check_kinds, require_in
 from leakbench.privacy.events import PrivacyEvent
-from leakbench.schedules import TIFS, Kind, check_ends, decayed
+from leakbench.schedules import TIFS, Decay, check_ends, decayed
 
 
 # No slots here: two classes of a combination could not both have them.
@@ -156,7 +156,7 @@ class Decaying(ExampleGaussian):
     the paper -> the curve in `leakbench.schedules`.
     """
 
-    policies: ClassVar[Mapping[str, Kind]] = TIFS
+    policies: ClassVar[Mapping[str, Decay]] = TIFS
     decay: str = "linear"
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from leakbench.numeric import square_root
 
-Status = Literal["converged", "steps", "nan"]
+Ending = Literal["converged", "steps", "nan"]
 
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (k, d), problem numbers (k,)) -> (losses (k,), gradients (k, d)), row by row."""
@@ -49,7 +49,7 @@ class Solution:
     start_loss: Tensor
     steps: Tensor
     evaluations: Tensor
-    status: tuple[Status, ...]
+    status: tuple[Ending, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class _StepDone:
 
 
 _Request = _Evaluate | _Direction | _Move | _StepDone
-_Control = Generator[_Request, "_Evaluated | _Directed | None", Status]
+_Control = Generator[_Request, "_Evaluated | _Directed | None", Ending]
 
 _SLOTS = 4  # base, and the three points a line search needs at most
 
@@ -339,7 +339,7 @@ class _Engine:
         self.controls = [_control(options, counts) for counts in self.counts]
         self.numbers = list(range(n))
         self.best_x, self.best_loss = start.clone(), start.new_full((n,), math.inf)
-        self.status: list[Status] = ["steps"] * n
+        self.status: list[Ending] = ["steps"] * n
 
     def run(self) -> Solution:
         pending: list[_Request | None] = [next(control) for control in self.controls]
@@ -590,7 +590,7 @@ class SignedAdam:
         points, loss = start.clone(), start.new_full((n,), math.inf)
         start_loss = start.new_full((n,), math.nan)
         steps = torch.full((n,), self.steps, dtype=torch.int64, device=device)
-        status: list[Status] = ["steps"] * n
+        status: list[Ending] = ["steps"] * n
         rows = torch.arange(n, device=device)  # problem numbers of the active ones
         x, moments, rate = start.clone(), (torch.zeros_like(start),) * 2, self.lr
         milestones = [self.steps * eighths // 8 for eighths in (3, 5, 7)]

@@ -63,7 +63,7 @@ _ASKED = (
 )  # fmt: skip
 """Fields of a manifest that a report is made from."""
 
-Report = Callable[["Progress"], None]
+OnProgress = Callable[["Progress"], None]
 Item = TypeVar("Item")
 
 
@@ -409,7 +409,7 @@ def run(
     device: str = "cpu",
     workers: int = 1,
     chunk_size: int = CHUNK,
-    report: Report = lambda progress: None,
+    report: OnProgress = lambda progress: None,
 ) -> Outcome:
     """Run what is left of a plan into `folder`; a finished plan is a no-op.
 

@@ -8,19 +8,19 @@ from typing import Literal, get_args
 
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 
-Kind = Literal["constant", "linear", "staircase", "exponential", "cosine", "triangular"]
+Decay = Literal["constant", "linear", "staircase", "exponential", "cosine", "triangular"]
 
 TIFSDecay = Literal["linear", "exponential", "cyclic"]
 TPDSDecay = Literal["linear", "staircase", "exponential", "cyclic"]
 
 # The two papers mean different curves by "cyclic".
-TIFS: Mapping[str, Kind] = {
+TIFS: Mapping[str, Decay] = {
     "linear": "linear",
     "exponential": "exponential",
     "cyclic": "triangular",
 }
 """Policies for C and sigma of TIFS section IV-A, by the names used there."""
-TPDS: Mapping[str, Kind] = {
+TPDS: Mapping[str, Decay] = {
     "linear": "linear",
     "staircase": "staircase",
     "exponential": "exponential",
@@ -30,7 +30,7 @@ TPDS: Mapping[str, Kind] = {
 
 
 def decayed(
-    kind: Kind,
+    kind: Decay,
     first: float,
     last: float,
     *,
@@ -63,8 +63,8 @@ def decayed(
     Raises:
         LeakbenchError: an unknown kind, steps or cycles below 1, or see `check_ends`.
     """
-    if kind not in get_args(Kind):
-        raise unknown_name("decay", kind, get_args(Kind))
+    if kind not in get_args(Decay):
+        raise unknown_name("decay", kind, get_args(Decay))
     require_at_least("decay", 1, steps=steps, cycles=cycles)
     check_ends("decay", kind, first, last)
     if kind == "constant" or first == last or total <= 1 or round <= 0:
@@ -86,7 +86,7 @@ def decayed(
     return last + (first - last) * height
 
 
-def check_ends(where: str, kind: Kind, first: float, last: float) -> None:
+def check_ends(where: str, kind: Decay, first: float, last: float) -> None:
     """Refuse an exponential decay to or from 0, which it never reaches."""
     if kind == "exponential" and first != last and not (first > 0 and last > 0):
         text = f"exponential decay needs both ends above 0, got {first} and {last}"

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakbench.errors import LeakbenchError
-from leakbench.schedules import Kind, decayed
+from leakbench.schedules import Decay, decayed
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[Decay, ...] = (
     "constant", "linear", "staircase", "exponential", "cosine", "triangular",
 )  # fmt: skip
-MONOTONE: tuple[Kind, ...] = ("constant", "linear", "staircase", "exponential")
+MONOTONE: tuple[Decay, ...] = ("constant", "linear", "staircase", "exponential")
 
 VALUES = st.floats(0.01, 100)
 TOTALS = st.integers(2, 300)
@@ -30,7 +30,7 @@ TOTALS = st.integers(2, 300)
         ("triangular", 10.0, 4.0),  # the third peak of four, half of the way down
     ],
 )
-def test_start_middle_and_end_by_hand(kind: Kind, middle: float, end: float) -> None:
+def test_start_middle_and_end_by_hand(kind: Decay, middle: float, end: float) -> None:
     found = [decayed(kind, 16.0, 4.0, round=t, total=40) for t in (0, 20, 40)]
     assert found == pytest.approx([16.0, middle, end], rel=1e-12)
     assert found[0] == 16.0 and found[2] == end  # exactly
@@ -54,7 +54,7 @@ def test_start_middle_and_end_by_hand(kind: Kind, middle: float, end: float) -> 
         ("triangular", 32, 4 + 12 * 0.25 * 0.6),
     ],
 )
-def test_places_between_by_hand(kind: Kind, round_: int, expected: float) -> None:
+def test_places_between_by_hand(kind: Decay, round_: int, expected: float) -> None:
     found = decayed(kind, 16.0, 4.0, round=round_, total=40)
     assert found == pytest.approx(expected, rel=1e-12)
 
@@ -94,7 +94,7 @@ def test_triangles_fall_and_rise_in_turns_from_falling_peaks() -> None:
 
 @given(st.sampled_from(KINDS), VALUES, VALUES, st.integers(0, 400), TOTALS)
 def test_values_stay_between_the_ends(
-    kind: Kind, first: float, last: float, round_: int, total: int
+    kind: Decay, first: float, last: float, round_: int, total: int
 ) -> None:
     found = decayed(kind, first, last, round=round_, total=total)
     slack = 1e-12 * max(first, last)
@@ -106,7 +106,7 @@ def test_values_stay_between_the_ends(
 
 @given(st.sampled_from(MONOTONE), VALUES, VALUES, TOTALS)
 def test_what_is_not_cyclic_never_turns_back(
-    kind: Kind, one: float, other: float, total: int
+    kind: Decay, one: float, other: float, total: int
 ) -> None:
     first, last = max(one, other), min(one, other)
     values = [decayed(kind, first, last, round=t, total=total) for t in range(total + 1)]
@@ -115,13 +115,13 @@ def test_what_is_not_cyclic_never_turns_back(
 
 @given(st.sampled_from(KINDS), VALUES, VALUES, st.integers(0, 50), st.integers(-1, 1))
 def test_without_a_plan_the_first_value_stays(
-    kind: Kind, first: float, last: float, round_: int, total: int
+    kind: Decay, first: float, last: float, round_: int, total: int
 ) -> None:
     assert decayed(kind, first, last, round=round_, total=total) == first
 
 
 @given(st.sampled_from(KINDS), st.floats(0, 100), st.integers(0, 50), TOTALS)
-def test_equal_ends_are_constant(kind: Kind, value: float, round_: int, total: int) -> None:
+def test_equal_ends_are_constant(kind: Decay, value: float, round_: int, total: int) -> None:
     assert decayed(kind, value, value, round=round_, total=total) == value
 
 
@@ -136,7 +136,7 @@ def test_equal_ends_are_constant(kind: Kind, value: float, round_: int, total: i
     ],
 )
 def test_what_is_no_decay_is_refused(
-    kind: Kind, last: float, more: dict[str, int], text: str
+    kind: Decay, last: float, more: dict[str, int], text: str
 ) -> None:
     with pytest.raises(LeakbenchError, match=text):
         decayed(kind, 2.0, last, round=1, total=4, **more)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leakbench import probe
 
 
-class Kind(StrEnum):
+class Listed(StrEnum):
     """What `list` can list."""
 
     attacks = "attacks"
@@ -29,14 +29,14 @@ class Kind(StrEnum):
 
 
 def list_command(
-    kind: Annotated[Kind | None, typer.Argument(help="Only this kind.")] = None,
+    kind: Annotated[Listed | None, typer.Argument(help="Only this kind.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Import the plugins and run their contract tests.")
     ] = False,
 ) -> None:
     """List attacks, defenses, data sets, models, suites, accountants; what is broken, and why."""
-    listed = {k.value: _listing(k, check) for k in ([kind] if kind else Kind)}
+    listed = {k.value: _listing(k, check) for k in ([kind] if kind else Listed)}
     if as_json:
         print_json(listed)
     else:
@@ -51,8 +51,8 @@ def list_command(
         raise typer.Exit(1)
 
 
-def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
-    if kind in (Kind.attacks, Kind.defenses, Kind.models):
+def _listing(kind: Listed, check: bool) -> list[dict[str, str]]:
+    if kind in (Listed.attacks, Listed.defenses, Listed.models):
         from leakbench import registry
 
         rows = []
@@ -68,7 +68,7 @@ def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
                  "reason": reason, "summary": plugin.summary}
             )  # fmt: skip
         return rows
-    if kind is Kind.datasets:
+    if kind is Listed.datasets:
         from leakbench.data.catalog import describe
 
         return [
@@ -77,7 +77,7 @@ def _listing(kind: Kind, check: bool) -> list[dict[str, str]]:
              "summary": row["title"]}
             for row in describe()
         ]  # fmt: skip
-    if kind is Kind.accountants:
+    if kind is Listed.accountants:
         return _accountants()
     return _suites()
 

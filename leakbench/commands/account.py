@@ -25,7 +25,7 @@ MOST = 10**12
 MOST_STEPS = 10**6
 """Where the search for the steps of a budget ends."""
 
-Row = tuple["Result", dict[str, Any]]
+Answer = tuple["Result", dict[str, Any]]
 """An epsilon, and what was found for it by `_solved`."""
 
 
@@ -141,7 +141,7 @@ def account(
         "group_size": group_size or 1,
     }  # fmt: skip
     names = _accountant_names(accountant or ["all"])
-    rows: list[Row] = []
+    rows: list[Answer] = []
     if sigma is not None and steps is not None:
         from leakbench.privacy import observers
 
@@ -189,7 +189,7 @@ def _accountant_names(asked: Sequence[str]) -> list[str]:
 
 def _solved(
     target: float, sigma: float | None, steps: int | None, accountant: str, setting: dict[str, Any]
-) -> list[Row]:
+) -> list[Answer]:
     """Epsilon of the final model with the least sigma or the most steps that `target` allows.
 
     Of sigma and steps the one to find is None; it stands beside the epsilon, which is at most
@@ -213,7 +213,7 @@ def _solved(
         "sampling_rate": setting["sampling_rate"],
         "sampling": setting["sampling"] if preset.guarantee else preset.sampling,
     }
-    rows: list[Row] = []
+    rows: list[Answer] = []
     # Whether there is an epsilon at all depends on neither noise nor steps.
     for i, result in enumerate(of_model(1.0 if sigma is None else sigma, steps or 1)):
         how: dict[str, Any] = {
@@ -263,7 +263,7 @@ def _noise_at_release(setting: dict[str, Any]) -> float:
     return gain(setting["convention"], setting["batch_size"]) / parts
 
 
-def _print_results(rows: Sequence[Row], found: Literal["sigma", "steps"] | None) -> None:
+def _print_results(rows: Sequence[Answer], found: Literal["sigma", "steps"] | None) -> None:
     """An aligned table, then what holds in all rows, then the notes of several rows.
 
     found: What to show beside each epsilon.
