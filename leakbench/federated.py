@@ -174,7 +174,7 @@ def train(
     Raises:
         LeakbenchError: see `check` and `spec.Schedule`.
     """
-    shares = partition(labels, schedule, generator(seed, "partition", *axes))
+    shares = partition(labels, schedule, seed, axes)
     check(model, defense, schedule, shares, public)
     like = next(iter(weights.values()))
     state = defense.init(weights)
@@ -233,13 +233,16 @@ class Step:
     expected: int | None = None
 
 
-def partition(labels: Tensor, schedule: Schedule, stream: torch.Generator) -> list[Tensor]:
-    """Positions of every client's examples, as the schedule says; on the CPU.
+def partition(
+    labels: Tensor, schedule: Schedule, seed: int, axes: tuple[str | int, ...]
+) -> list[Tensor]:
+    """Positions of every client's examples in a training with this seed and these axes; on the CPU.
 
     Raises:
         LeakbenchError: see `data.partitions`; a Dirichlet draw must give every client a batch.
     """
     labels = labels.cpu()
+    stream = generator(seed, "partition", *axes)
     if schedule.clients == 1:
         shares = [torch.arange(len(labels))]
     elif schedule.partition == "iid":

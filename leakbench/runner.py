@@ -191,7 +191,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
             guarantee="",
         )
     try:
-        check_cell(cell, dataset)
+        check_cell(cell, dataset, plan.networks)
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
     plugins = (
@@ -288,7 +288,7 @@ def _planned_training(
     plan: Plan, cell: UtilityCell, root: Path | None, platform: Platform
 ) -> PlannedTraining:
     try:
-        data = check_training(cell, root)
+        data = check_training(cell, root, plan.utility_networks)
     except DataMissing as error:
         return PlannedTraining(
             cell=cell,
@@ -397,7 +397,8 @@ def trainings(
 
 def _cost(chunk: Chunk) -> tuple[int, int]:
     cell = chunk.cells[0]
-    colour = 2 if cell.dataset in ("cifar10", "lfw") else 1
+    shape = look_up(cell.source).input_shape
+    colour = 2 if len(shape) == 3 and shape[0] > 1 else 1
     return len(chunk.images) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
 
 

@@ -146,8 +146,8 @@ def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     return _ATTACKED[key]
 
 
-def check_cell(cell: Cell, dataset: Dataset) -> None:
-    """What must hold before any trial of a cell starts.
+def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
+    """What must hold before any trial of a cell starts, for each of its networks.
 
     Raises:
         LeakbenchError: a training before the leak that cannot start (see `federated.check`), or
@@ -168,9 +168,10 @@ def check_cell(cell: Cell, dataset: Dataset) -> None:
             dataset.classes,
             cast(architectures.Scheme, cell.weights),
         )
-        stream = generator(cell.seed, "partition", cell.dataset, 0)
-        shares = partition(dataset.train_labels, schedule, stream)
-        check(model, defense, schedule, shares, public=dataset.public)
+        for number in range(networks):
+            axes = (cell.dataset, number)
+            shares = partition(dataset.train_labels, schedule, cell.seed, axes)
+            check(model, defense, schedule, shares, public=dataset.public)
 
 
 def looks(

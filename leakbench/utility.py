@@ -148,16 +148,18 @@ def failed_training(task: Training, status: str, reason: str) -> Record:
     return _base(task) | {"status": status, "reason": reason, "curve": []} | measured
 
 
-def check_training(cell: UtilityCell, root: Path | None) -> Material:
-    """What must hold before any training of a cell starts; the data it will use.
+def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Material:
+    """What must hold before any training of a cell starts, of each of its networks; its data.
 
     Raises:
         LeakbenchError: see `federated.check`; DataMissing: no data.
     """
     data = material(cell.source, root)
     schedule = Schedule(**cell.schedule)
-    shares = partition(data.train_labels, schedule, generator(cell.seed, "partition", cell.dataset))
-    check(_model(cell), build_defense(cell), schedule, shares, public=data.public)
+    model, defense = _model(cell), build_defense(cell)
+    for number in range(networks):
+        shares = partition(data.train_labels, schedule, cell.seed, (cell.dataset, number))
+        check(model, defense, schedule, shares, public=data.public)
     return data
 
 

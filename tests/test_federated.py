@@ -127,7 +127,7 @@ class Loop:
     def train(
         self, name: str, schedule: Schedule, weights: Tensors, rounds: range | None = None
     ) -> Tensors:
-        shares = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
+        shares = partition(LABELS, schedule, SEED, AXES)
         for number in range(schedule.rounds) if rounds is None else rounds:
             clients, steps = sample(shares, schedule, SEED, AXES, number)
             updates = []
@@ -374,7 +374,7 @@ def test_hooks_are_told_place_total_clients_and_batch_size() -> None:
             return gradients, state
 
     trained("mlp", Listening(), IID_STEPS)
-    shares = partition(LABELS, IID_STEPS, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, IID_STEPS, SEED, AXES)
     assert seen == [
         (t, step, 2, 4, sample(shares, IID_STEPS, SEED, AXES, t)[0])
         for t in range(2)
@@ -391,7 +391,7 @@ def test_averaging_of_equal_clients_is_fed_sgd() -> None:
 
 
 def test_averaging_of_unequal_clients_is_not() -> None:
-    shares = partition(LABELS, DIRICHLET, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, DIRICHLET, SEED, AXES)
     assert len({len(share) for share in shares}) > 1
     one = trained("mlp", Defense(), DIRICHLET).weights
     other = trained("mlp", Defense(), AVERAGING).weights
@@ -402,7 +402,7 @@ def test_central_training_is_plain_sgd_of_batches() -> None:
     """As one writes it in torch: one network, one optimiser, the mean loss of a batch."""
     weights = {k: nn.Parameter(v) for k, v in start("cnn2_relu").items()}
     optimiser = torch.optim.SGD(weights.values(), lr=RATE)
-    shares = partition(LABELS, CENTRAL, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, CENTRAL, SEED, AXES)
     for number in range(CENTRAL.rounds):
         rows = sample(shares, CENTRAL, SEED, AXES, number)[1][0].positions[0]
         optimiser.zero_grad()
@@ -466,7 +466,7 @@ def test_clients_and_batches_are_the_same_for_every_defense(schedule: Schedule) 
 
 @pytest.mark.parametrize("schedule", [CENTRAL, IID_STEPS, SHARDS, COINS])
 def test_batches_hold_the_digits_of_their_clients(schedule: Schedule) -> None:
-    shares = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, schedule, SEED, AXES)
     for number in range(schedule.rounds):
         clients, steps = sample(shares, schedule, SEED, AXES, number)
         assert list(clients) == sorted(set(clients))
@@ -525,7 +525,7 @@ def test_clients_are_drawn_evenly_without_replacement() -> None:
 @pytest.mark.independent_rows
 def test_what_a_client_does_depends_on_no_other_client() -> None:
     few, many = replace(IID, clients_a_round=2), replace(IID, clients_a_round=5)
-    shares = partition(LABELS, IID, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, IID, SEED, AXES)
     clients, (step,) = sample(shares, few, SEED, AXES, 1)
     everybody, (other,) = sample(shares, many, SEED, AXES, 1)
     for row, client in enumerate(clients):
@@ -607,7 +607,7 @@ def test_clients_take_part_by_their_own_coins() -> None:
 
 def test_a_round_without_clients_changes_nothing() -> None:
     schedule = replace(IID, sampling="poisson", clients=10, clients_a_round=1, rounds=8)
-    shares = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, schedule, SEED, AXES)
     empty = [t for t in range(8) if not sample(shares, schedule, SEED, AXES, t)[0]]
     assert 0 < len(empty) < 8
     rounds = []
@@ -667,7 +667,7 @@ def test_adaclip_moments_of_clients_are_merged() -> None:
     defense = AdaClip(clip=0.5, noise_multiplier=0.1)
     found = trained("mlp", defense, schedule, keep=range(4))
     model = build("mlp", (1, 28, 28), 10)
-    shares = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, schedule, SEED, AXES)
     for t in range(3):
         clients, steps = sample(shares, schedule, SEED, AXES, t)
         states: list[Moments] = []
@@ -758,7 +758,7 @@ def test_what_is_said_of_a_training() -> None:
     assert found.seconds_per_iteration is not None and 0 < found.seconds_per_iteration < 60
     assert found.setting.rounds == 3 and found.setting.local_steps == 2
     assert (found.setting.clients, found.setting.all_clients) == (3, 5)
-    shares = partition(LABELS, DIRICHLET, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, DIRICHLET, SEED, AXES)
     assert found.setting.examples == min(len(share) for share in shares)
     poisson = trained("mlp", Defense(), POISSON).setting
     assert (poisson.sampling, poisson.examples, poisson.batch_size) == ("poisson", 240, 6)
@@ -768,8 +768,8 @@ def test_what_is_said_of_a_training() -> None:
 def test_a_client_holds_no_more_than_his_first_examples() -> None:
     for schedule in (CENTRAL, IID, SHARDS):
         short = replace(schedule, examples_a_client=7)
-        whole = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
-        shares = partition(LABELS, short, generator(SEED, "partition", *AXES))
+        whole = partition(LABELS, schedule, SEED, AXES)
+        shares = partition(LABELS, short, SEED, AXES)
         assert [len(share) for share in shares] == [7] * schedule.clients
         for share, all_of_it in zip(shares, whole, strict=True):
             assert torch.equal(share, all_of_it[:7])
@@ -811,7 +811,7 @@ TAPPED = FedSDPServer(clip=0.05, noise_multiplier=0.4)
 def last_round(point: LeakPoint, stop: bool = False) -> tuple[Any, Trained]:
     """Round 2 of 3 again from the kept point, with a tap, and the whole training."""
     found = trained("mlp", TAPPED, LATER, keep=(2,))
-    shares = partition(LABELS, LATER, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, LATER, SEED, AXES)
     clients, steps = sample(shares, LATER, SEED, AXES, 2)
     done = run_round(
         build("mlp", (1, 28, 28), 10), found.points[2].weights,
@@ -835,7 +835,7 @@ def test_taps_of_a_later_round() -> None:
         )
     )
     _, found = last_round(LeakPoint())
-    shares = partition(LABELS, LATER, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, LATER, SEED, AXES)
     clients, steps = sample(shares, LATER, SEED, AXES, 2)
     for row, client in enumerate(clients):
         local = dict(found.points[2].weights)
@@ -1045,7 +1045,7 @@ ALLOWED: list[tuple[Any, Defense, Schedule]] = [
 def test_what_is_close_to_it_is_not_refused(
     model: Any, defense: Defense, schedule: Schedule
 ) -> None:
-    shares = partition(LABELS, schedule, generator(SEED, "partition", *AXES))
+    shares = partition(LABELS, schedule, SEED, AXES)
     federated.check(model, defense, schedule, shares, None)
 
 

@@ -292,7 +292,7 @@ def test_a_network_with_batch_norm_is_trained_on_batches(clients: int) -> None:
         evaluate_at=(0, 15),
     )  # fmt: skip
     assert trained.curve[1][1] < 0.7 * trained.curve[0][1]
-    shares = partition(labels, schedule, generator(0, "partition"))
+    shares = partition(labels, schedule, 0, ())
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
     for number in range(15):
         steps = sample(shares, schedule, 0, (), number)[1]

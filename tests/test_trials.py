@@ -15,7 +15,7 @@ import torch
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import runner, trials
+from leakbench import federated, runner, trials
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.mse import mse
@@ -226,6 +226,33 @@ def batches(tmp_path: Path) -> str:
     path = tmp_path / "batches.toml"
     path.write_text(BATCHES, encoding="utf-8")
     return str(path)
+
+
+def test_the_partitions_that_are_checked_are_those_that_are_trained_on(
+    batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [
+        "training.iterations=3", "training.clients=4", "leak.at=1",
+        'training.partition="dirichlet"',
+    ]  # fmt: skip
+    cell = resolve(batches, settings=settings).cells[0]
+    digits = load("mnist")
+    seen: dict[str, list[list[list[int]]]] = {"checked": [], "trained": []}
+
+    def recorder(place: str) -> Callable[..., None]:
+        def record(model: Any, defense: Any, schedule: Any, shares: Any, public: Any) -> None:
+            seen[place].append([share.tolist() for share in shares])
+
+        return record
+
+    monkeypatch.setattr(trials, "check", recorder("checked"))
+    monkeypatch.setattr(federated, "check", recorder("trained"))
+    trials.check_cell(cell, digits, 2)
+    for number in (0, 1):
+        attacked = trials.attacked_network(cell, digits, number)
+        trials.looks(cell, digits, attacked, trials.build_defense(cell), number)
+    assert seen["checked"] == seen["trained"]
+    assert seen["checked"][0] != seen["checked"][1]
 
 
 def run_plan(plan: Plan, folder: Path, **options: Any) -> dict[Key, Record]:
