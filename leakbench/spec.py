@@ -409,6 +409,20 @@ class DefenseRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the parameters of an attack or a defense were set; those not named are its defaults.
+
+    row: of an attack, the id of its variant ("" in a suite without); of a defense, of its row.
+    places: parameter -> e.g. "profiles.quick.parameters" or "--set attack.parameters.steps".
+    """
+
+    plugin: Literal["attack", "defense"]
+    row: str
+    knowledge: Knowledge | None = None
+    places: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A suite resolved for one profile.
 
@@ -425,6 +439,7 @@ class Plan:
             it, `utility_networks` of each.
         printed_utility: by (data set, row). printed_rounds: of the trainings that the file speaks
             of, whatever is set otherwise.
+        provenance: who set which parameter; it explains the plan and decides nothing.
         asked: the arguments that made the plan.
     """
 
@@ -451,6 +466,7 @@ class Plan:
     utility_networks: int
     printed_utility: Mapping[tuple[str, str], PrintedUtility]
     printed_rounds: int
+    provenance: tuple[Provenance, ...]
     asked: Mapping[str, Any]
 
 

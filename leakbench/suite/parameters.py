@@ -1,20 +1,67 @@
-"""Hyper-parameters of a plugin, checked against its class and completed by its defaults."""
+"""Hyper-parameters of a plugin: layers that overrule each other, and the plugin's own defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.plugin_files import one_line
-from leakbench.spec import Scalar, canonical
+from leakbench.spec import canonical
 from leakbench.suite.reading import explain
 
 
-def complete(kind: type, parameters: Mapping[str, Scalar], where: str) -> dict[str, Scalar]:
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Hyper-parameters from one place, e.g. "profiles.quick.parameters" or "--set attack...".
+
+    shared: meant for other plugins too, so that a plugin takes those that it has.
+    """
+
+    place: str
+    values: Mapping[str, Any]
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """All hyper-parameters, and the place of each that is not the plugin's default."""
+
+    values: dict[str, Any]
+    places: dict[str, str]
+
+
+def merge(kind: type, layers: Iterable[Layer], where: str) -> Merged:
+    """The parameters of a plugin from its defaults and then `layers`, the later over the earlier.
+
+    Raises:
+        LeakbenchError: an unknown name, a wrong type, or a value that the plugin refuses; the text
+            says which layer it is from.
+    """
+    fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    asked: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name in fields:
+                asked[name], places[name] = value, layer.place
+            elif not layer.shared:
+                raise unknown_name("parameter", name, fields, f"{where}, from {layer.place}")
+    try:
+        return Merged(complete(kind, asked, where), places)
+    except LeakbenchError as error:
+        text = str(error)
+        said = [f"{k} is from {v}" for k, v in places.items() if re.search(rf"\b{k}\b", text)]
+        raise LeakbenchError("; ".join([text, *said])) from error.__cause__
+
+
+def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
     """All hyper-parameters of a plugin after its defaults; types and names checked.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag
 
 from leakbench.data.entries import OwnData, Source
 from leakbench.spec import (
@@ -142,14 +142,29 @@ class KnowledgeTable(Table):
     parameters: dict[str, Scalar] = {}
 
 
-class DefenseTable(Table):
-    """[[defenses]] one row of the table; `datasets` restricts an extra row to some of them."""
+class DefenseKeys(Table):
+    """Keys of [[defenses]], one row of the table; `datasets` restricts an extra row to some."""
 
-    id: Identifier
     name: str
     label: str
-    parameters: dict[str, Scalar] = {}
     datasets: Annotated[list[str], Field(min_length=1)] | None = None
+
+
+class DefenseTable(DefenseKeys):
+    """[[defenses]] one row."""
+
+    id: Identifier
+    parameters: dict[str, Scalar] = {}
+
+
+class DefenseGridTable(DefenseKeys):
+    """[[defenses]] as they stand in a file: a row of every combination of parameters in lists.
+
+    `{parameter}` in id and label is replaced by its value (see `expanding`).
+    """
+
+    id: Annotated[str, Field(pattern=r"^([a-z0-9_]|\{[A-Za-z0-9_]+\})+$")]
+    parameters: dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1)]] = {}
 
 
 class RuleTable(Table):
@@ -167,6 +182,15 @@ class RuleTable(Table):
     def plain(self) -> Rule:
         """As a plan holds it."""
         return Rule(**self.model_dump())
+
+
+class RuleSetTable(Table):
+    """[[rules]] the rules of a named set in place of one; the other keys, of all of them."""
+
+    set: str
+    threshold: Annotated[float, Field(gt=0)] | None = None
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    paper: bool | None = None
 
 
 class PrintedTable(Table):
@@ -223,6 +247,19 @@ class PrintedUtilityTable(Table):
         return PrintedUtility(**self.model_dump())
 
 
+class RowsTable(Table):
+    """[[printed]] or [[printed_utility]] many at once: `rows` of strings under `columns`.
+
+    The columns are keys of the table; those that are the same in all rows may stand beside them.
+    """
+
+    columns: Annotated[list[str], Field(min_length=1)]
+    rows: list[list[str]]
+    dataset: str | None = None
+    defense: str | None = None
+    variant: str | None = None
+
+
 class NoteTable(Table):
     """[[notes]] why a number cannot be reproduced, or what was chosen where the paper is silent."""
 
@@ -275,8 +312,8 @@ class ProfileTable(Table):
     utility: UtilityProfileTable = UtilityProfileTable()
 
 
-class Suite(Table):
-    """A whole suite file; data sets given by path have their short names in it."""
+class SuiteKeys(Table):
+    """All of a suite file but the tables that have a short form."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Identifier
@@ -292,15 +329,55 @@ class Suite(Table):
     attack: AttackTable | None = None
     variants: list[VariantTable] = []
     knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)]
-    defenses: Annotated[list[DefenseTable], Field(min_length=1)]
-    rules: Annotated[list[RuleTable], Field(min_length=1)]
-    printed: list[PrintedTable] = []
     utility: UtilityTable | None = None
-    printed_utility: list[PrintedUtilityTable] = []
     notes: list[NoteTable] = []
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
+
+
+def _form(short: str, key: str) -> Discriminator:
+    """Tells the short form of a table, which has `key`, from the long one."""
+
+    def tag(value: Any) -> str:
+        return short if isinstance(value, dict) and key in value else "[one]"
+
+    return Discriminator(tag)
+
+
+RuleEntry = Annotated[
+    Annotated[RuleTable, Tag("[one]")] | Annotated[RuleSetTable, Tag("[set]")],
+    _form("[set]", "set"),
+]
+PrintedEntry = Annotated[
+    Annotated[PrintedTable, Tag("[one]")] | Annotated[RowsTable, Tag("[rows]")],
+    _form("[rows]", "rows"),
+]
+PrintedUtilityEntry = Annotated[
+    Annotated[PrintedUtilityTable, Tag("[one]")] | Annotated[RowsTable, Tag("[rows]")],
+    _form("[rows]", "rows"),
+]
+
+
+class SuiteFile(SuiteKeys):
+    """A suite as its file has it."""
+
+    defenses: Annotated[list[DefenseGridTable], Field(min_length=1)]
+    rules: Annotated[list[RuleEntry], Field(min_length=1)]
+    printed: list[PrintedEntry] = []
+    printed_utility: list[PrintedUtilityEntry] = []
+
+
+class Suite(SuiteKeys):
+    """A whole suite, every row, rule and printed number by itself.
+
+    Data sets given by path have their short names in it.
+    """
+
+    defenses: Annotated[list[DefenseTable], Field(min_length=1)]
+    rules: Annotated[list[RuleTable], Field(min_length=1)]
+    printed: list[PrintedTable] = []
+    printed_utility: list[PrintedUtilityTable] = []
 
     _own: dict[str, OwnData] = PrivateAttr(default_factory=dict)
 

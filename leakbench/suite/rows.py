@@ -1,0 +1,317 @@
+"""Rows of a suite's table: its variants and its defenses, complete and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from leakbench import registry
+from leakbench.data.catalog import look_up
+from leakbench.data.entries import Source
+from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.spec import Knowledge, Schedule, canonical
+from leakbench.suite.parameters import Layer, Merged, merge
+from leakbench.suite.settings import Setting
+from leakbench.suite.tables import (
+    ANY_DATA_SET,
+    AttackTable,
+    DefenseTable,
+    LeakTable,
+    ModelTable,
+    ProfileTable,
+    Suite,
+    TrainingTable,
+    VariantTable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A suite to resolve for one profile, with the arguments of `resolve`."""
+
+    suite: Suite
+    profile: str
+    file: str
+    attack: str | None = None
+    defense: str | None = None
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def chosen(self) -> ProfileTable:
+        """The profile's table."""
+        return self.suite.profiles[self.profile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A variant with all its tables: its own, or the suite's."""
+
+    id: str
+    label: str
+    datasets: Sequence[str]
+    model: ModelTable
+    training: TrainingTable
+    leak: LeakTable
+    attack: AttackTable
+    parameters: Mapping[Knowledge, Merged]
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds of the looks."""
+        return self.leak.rounds(self.training.iterations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A defense of the table with all its parameters."""
+
+    table: DefenseTable
+    parameters: Merged
+
+    @property
+    def id(self) -> str:
+        """Name of the row."""
+        return self.table.id
+
+    def has(self, dataset: str) -> bool:
+        """Whether it is for a data set."""
+        return self.table.datasets is None or dataset in self.table.datasets
+
+
+def variants_of(asked: Request) -> list[Variant]:
+    """The suite's variants, or the suite itself as the only one, each complete and checked."""
+    suite, attack = asked.suite, asked.attack
+    tables = suite.variants or [VariantTable.model_construct(id="", label="")]
+    replaced = None
+    if attack is not None:
+        found = [
+            table for table in suite.variants if attack in (table.id, attack_name(suite, table))
+        ]
+        if found:
+            tables = found
+        else:
+            registry.find("attacks", attack, "--attack")
+            tables = _in_place_of(suite, tables, attack)
+            replaced = attack
+    variants = [_variant(asked, table, replaced) for table in tables]
+    if attack is None and suite.variants:
+        shared = {name for known in suite.knowledge.values() for name in known.parameters}
+        shared |= asked.chosen.parameters.keys()
+        taken = {name for v in variants for given in v.parameters.values() for name in given.values}
+        if unknown := sorted(shared - taken):
+            where = f"{asked.file}, attacks of all variants"
+            raise unknown_name("parameter", unknown[0], taken, where)
+    if attack is None and suite.attack is not None and all(table.attack for table in tables):
+        for setting in asked.settings:
+            if setting.parameters("attack.parameters"):
+                text = "every variant has an attack of its own; set variants.ID.attack.parameters"
+                raise LeakbenchError(f"--set {setting.path}: {text}")
+    return variants
+
+
+def attack_name(suite: Suite, table: VariantTable) -> str:
+    """Name of a variant's attack, "" where neither it nor the suite has one."""
+    chosen = table.attack or suite.attack
+    return "" if chosen is None else chosen.name
+
+
+def _in_place_of(suite: Suite, tables: list[VariantTable], attack: str) -> list[VariantTable]:
+    """A variant for every setting of the suite's, run by another attack."""
+    if not suite.variants:
+        return [tables[0].model_copy(update={"label": attack})]
+    settings: dict[str, list[VariantTable]] = {}
+    for table in tables:  # those that differ in their attack only are one
+        setting = [table.model, table.training, table.leak]
+        dumped = [each.model_dump() if each is not None else None for each in setting]
+        settings.setdefault(canonical(dumped), []).append(table)
+    own_id = _as_identifier(attack)
+    return [
+        same[0].model_copy(
+            update={
+                "id": f"{own_id}_{same[0].id}",
+                "label": f"{attack} in place of {same[0].label}",
+                "datasets": [
+                    name
+                    for name in suite.datasets
+                    if any(table.datasets is None or name in table.datasets for table in same)
+                ],
+            }
+        )
+        for same in settings.values()
+    ]
+
+
+def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Variant:
+    """Complete a variant; `replaced` is an attack to run instead of its own."""
+    suite, file = asked.suite, asked.file
+    where = f"{file}, variant '{table.id}'" if table.id else file
+    model, training = table.model or suite.model, table.training or suite.training
+    leak, chosen = table.leak or suite.leak, table.attack or suite.attack
+    if chosen is None:
+        raise LeakbenchError(f"{where}, key attack: missing")
+    _check_variant(where, model, training, leak, sources_of(suite, table.datasets))
+    name = replaced or chosen.name
+    if replaced is None:
+        registry.find("attacks", name, f"{where}, key attack.name")
+    kind = registry.load("attacks", name)
+    parameters = {
+        knowledge: merge(
+            kind,
+            _attack_layers(asked, table, chosen, knowledge, foreign=name != chosen.name),
+            f"{where}, attack '{name}'",
+        )
+        for knowledge in suite.knowledge
+        if knowledge in (chosen.knowledge or suite.knowledge)
+    }
+    for grant in getattr(kind, "requires", ()):
+        if grant not in chosen.grants:
+            text = f"'{name}' needs '{grant}', granted are {chosen.grants}"
+            raise LeakbenchError(f"{where}, key attack.grants: {text}")
+    if not parameters:
+        text = f"none of {chosen.knowledge} is an attacker of the suite"
+        raise LeakbenchError(f"{where}, key attack.knowledge: {text}")
+    return Variant(
+        id=table.id,
+        label=table.label,
+        datasets=table.datasets or suite.datasets,
+        model=model,
+        training=training,
+        leak=leak,
+        attack=chosen.model_copy(update={"name": name}),
+        parameters=parameters,
+    )
+
+
+def _attack_layers(
+    asked: Request,
+    table: VariantTable,
+    chosen: AttackTable,
+    knowledge: Knowledge,
+    *,
+    foreign: bool,
+) -> list[Layer]:
+    """Where an attack's parameters come from, the later over the earlier, the command line last.
+
+    foreign: they are written for another attack, in whose place this one runs.
+    """
+    profile, own = f"profiles.{asked.profile}", asked.suite.knowledge[knowledge]
+    several = foreign or bool(asked.suite.variants)
+    place = f"variants.{table.id}.attack.parameters" if table.attack else "attack.parameters"
+    layers = [
+        Layer(place, chosen.parameters, foreign),
+        Layer(f"{profile}.parameters", asked.chosen.parameters, several),
+        Layer(f"{profile}.variants.{table.id}", asked.chosen.variants.get(table.id, {}), foreign),
+        Layer(f"knowledge.{knowledge}.parameters", own.parameters, several),
+    ]
+    if asked.attack is not None and table.attack is not None:
+        # `--set attack.parameters` is for the attack asked for, whatever table it is from.
+        layers.append(Layer("attack.parameters", {}))
+    return _with_command_line(asked, layers)
+
+
+def _with_command_line(asked: Request, layers: Sequence[Layer]) -> list[Layer]:
+    """Layers of the file and then what `--set` put into them, in its order.
+
+    What is set for an attack by name is not shared, in whatever way its table is.
+    """
+    own, given = [], []
+    for layer in layers:
+        named = {k for setting in asked.settings for k in setting.parameters(layer.place)}
+        rest = {k: v for k, v in layer.values.items() if k not in named}
+        own.append(Layer(layer.place, rest, layer.shared))
+    for setting in asked.settings:
+        for layer in layers:
+            shared = layer.shared and layer.place != "attack.parameters"
+            for name, value in setting.parameters(layer.place).items():
+                given.append(Layer(f"--set {layer.place}.{name}", {name: value}, shared))
+    return [*own, *given]
+
+
+def _check_variant(
+    where: str,
+    model: ModelTable,
+    training: TrainingTable,
+    leak: LeakTable,
+    sources: Sequence[Source],
+) -> None:
+    """What the tables of a variant demand of each other."""
+    check_training(where, training)
+    if training.mode == "central" and leak.type != 2:
+        text = "central training leaks type 2 in its one local step; set training.mode = "
+        raise LeakbenchError(f'{where}, key leak.type: {text}"federated"')
+    if leak.view is not None and (leak.type, leak.view) not in _VIEWS:
+        text = f"type {leak.type} has no view '{leak.view}'"
+        allowed = 'type 2 has "example" and "batch", type 0 has "raw"'
+        raise LeakbenchError(f"{where}, key leak.view: {text}; {allowed}")
+    if (last := leak.rounds(training.iterations)[-1]) >= training.iterations:
+        text = f"a look in round {last}, rounds are 0 to {training.iterations - 1}"
+        raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
+    check_model(where, model, training, sources)
+
+
+def check_model(
+    where: str, model: ModelTable, training: TrainingTable, sources: Sequence[Source]
+) -> None:
+    """A known network that takes the data, and a batch size for each data set."""
+    from leakbench.architectures import require_taken  # brings torch, as plugins do
+
+    registry.find("models", model.name, f"{where}, key model.name")
+    kind = registry.load("models", model.name)
+    for source in sources:
+        name, shape = look_up(source).name, look_up(source).input_shape
+        require_taken(kind, shape, f"{where}, key model.name, '{name}'")
+        if not {name, ANY_DATA_SET} & training.batch_size.keys():
+            raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
+
+
+def sources_of(suite: Suite, datasets: Sequence[str] | None) -> list[Source]:
+    """What to load these data sets of a suite from, or all of them."""
+    return [suite.data(name) for name in datasets or suite.datasets]
+
+
+def rows_of(asked: Request) -> list[Row]:
+    """The table's defenses, each complete and checked."""
+    found = []
+    kinds: dict[str, type] = {}
+    for table in _chosen_rows(asked.suite, asked.defense):
+        if table.name not in kinds:
+            registry.find("defenses", table.name, f"{asked.file}, key defenses.name")
+            kinds[table.name] = registry.load("defenses", table.name)
+        place = f"defenses.{table.id}.parameters"
+        layers = _with_command_line(asked, [Layer(place, table.parameters)])
+        where = f"{asked.file}, defense '{table.id}'"
+        found.append(Row(table=table, parameters=merge(kinds[table.name], layers, where)))
+    return found
+
+
+def _chosen_rows(suite: Suite, defense: str | None) -> list[DefenseTable]:
+    """The suite's rows; the one asked for; or a plugin with its defaults as the only one."""
+    if defense is None:
+        return suite.defenses
+    rows = [row for row in suite.defenses if row.id == defense]
+    if not rows:
+        registry.find("defenses", defense, "--defense")
+        rows = [DefenseTable(id=_as_identifier(defense), name=defense, label=defense)]
+    return rows
+
+
+def _as_identifier(name: str) -> str:
+    """A row's id from a plugin's name, which may hold other characters."""
+    return re.sub("[^a-z0-9_]", "_", name.lower())
+
+
+_VIEWS = {(2, "example"), (2, "batch"), (0, "raw")}
+
+
+def check_training(where: str, training: TrainingTable) -> None:
+    """What the keys of a training demand of each other."""
+    for key in ("local_steps", "clients"):
+        if training.mode == "central" and getattr(training, key) > 1:
+            text = "central training is one client with one local step; set training.mode = "
+            raise LeakbenchError(f'{where}, key training.{key}: {text}"federated"')
+    for dataset in training.batch_size:
+        try:
+            Schedule(**training.schedule(dataset))
+        except LeakbenchError as error:
+            raise LeakbenchError(f"{where}, key training: {error}") from None
