@@ -7,8 +7,6 @@ two renderings of the same `Document`.
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from leakbench import frames
 from leakbench.report.cells import COUNTS, Report, flag_names, with_value
 from leakbench.spec import JUDGED
 
@@ -104,13 +103,7 @@ def to_json(report: Report) -> str:
 
 def to_csv(report: Report) -> str:
     """One row a cell; nested keys joined by dots, lists by semicolons, None is empty."""
-    rows = [dict(_flat(cell)) for cell in report["cells"]]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return frames.to_csv(report["cells"])
 
 
 def to_markdown(report: Report) -> str:
@@ -159,23 +152,6 @@ def markdown_table(table: Table) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{name}.")
-        elif name == "flags":
-            yield (
-                f"{prefix}{name}",
-                ";".join(
-                    f["name"] if f["count"] is None else f"{f['name']}={f['count']}" for f in item
-                ),
-            )
-        elif isinstance(item, list):
-            yield f"{prefix}{name}", ";".join(str(part) for part in item)
-        else:
-            yield f"{prefix}{name}", "" if item is None else item
 
 
 # ------------------------------------------------------------------------------ arrangement
