@@ -263,11 +263,11 @@ def _first(
     Every rule that can be followed asks for an error below something, so that its first success is
     an iterate nearer than all before.
     """
-    descent = clamped if any(name.endswith("_clamped") for name in rule.reads) else raw
+    descent = raw if rule.follows == "raw" else clamped
     for step, evaluations, error in zip(
         descent.steps, descent.evaluations, descent.errors, strict=True
     ):
-        if rule.success_at(mse_raw=error, mse_clamped=error, pixels=pixels, baseline=best_baseline):
+        if rule.success_at(error=error, pixels=pixels, baseline=best_baseline):
             return step, evaluations
     return None, None
 

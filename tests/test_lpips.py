@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from leakbench.data import data_root, load
 from leakbench.errors import LeakbenchError
-from leakbench.judging import Victims, measure
+from leakbench.judging import measure
 from leakbench.metrics import lpips as metric
 from leakbench.metrics.contract import NotMeasured
 from leakbench.metrics.lpips import lpips
+from leakbench.victims import Victims
 
 Features = Mapping[str, Tensor]
 

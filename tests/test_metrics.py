@@ -335,27 +335,23 @@ def test_ranks_refuse_what_does_not_fit(candidates: Tensor) -> None:
 def test_clamped_noise_passes_the_papers_rule(digits: Tensor) -> None:
     """Noise of standard deviation 24 holds no trace of the digit, and "succeeds" 100 times."""
     noise = 24 * torch.randn(digits.shape, generator=torch.Generator().manual_seed(4))
-    rates = {
-        (rule.kind, rule.clamp): sum(judge_images(rule, noise, digits)) for rule in paper_readings()
-    }
+    rates = {rule.error: sum(judge_images(rule, noise, digits)) for rule in paper_readings()}
     assert rates == {
-        ("mse", True): 100,
-        ("mse", False): 0,
-        ("distance", True): 0,
-        ("distance", False): 0,
+        "mse_clamped": 100,
+        "mse_raw": 0,
+        "distance_clamped": 0,
+        "distance_raw": 0,
     }
 
 
 def test_the_start_passes_the_papers_rule_at_step_zero(digits: Tensor) -> None:
     start = torch.rand(digits.shape, generator=torch.Generator().manual_seed(5))
-    rates = {
-        (rule.kind, rule.clamp): sum(judge_images(rule, start, digits)) for rule in paper_readings()
-    }
+    rates = {rule.error: sum(judge_images(rule, start, digits)) for rule in paper_readings()}
     assert rates == {
-        ("mse", True): 100,
-        ("mse", False): 100,
-        ("distance", True): 0,
-        ("distance", False): 0,
+        "mse_clamped": 100,
+        "mse_raw": 100,
+        "distance_clamped": 0,
+        "distance_raw": 0,
     }
 
 
@@ -499,8 +495,7 @@ def test_a_rule_that_is_followed_judges_an_iterate_as_it_judges_a_result(
         ]
         followed = [
             rule.success_at(
-                mse_raw=float(raw[i]),
-                mse_clamped=float(clamped[i]),
+                error=float((raw if rule.follows == "raw" else clamped)[i]),
                 pixels=784,
                 baseline=float(baselines[i]),
             )
@@ -510,11 +505,21 @@ def test_a_rule_that_is_followed_judges_an_iterate_as_it_judges_a_result(
         assert 5 < sum(judged) < 95, rule
 
 
+def test_a_rule_that_reads_two_kinds_of_error_cannot_be_followed() -> None:
+    class Both(kinds()["mse"]):  # type: ignore[misc]
+        reads = ("mse_raw", "mse_clamped")
+
+    assert Both(name="both", threshold=1.0).follows is None
+    for clamp in (True, False):
+        rule = make_rule(name="one", kind="mse", threshold=1.0, clamp=clamp)
+        assert rule.follows == ("clamped" if clamp else "raw")
+
+
 def test_ranks_are_not_followed() -> None:
     rule = make_rule(name="who", kind="identified", top=10)
     assert not rule.stepwise
     with pytest.raises(ValueError, match="identified cannot be followed"):
-        rule.success_at(mse_raw=0.0, mse_clamped=0.0, pixels=784, baseline=None)
+        rule.success_at(error=0.0, pixels=784, baseline=None)
 
 
 def test_what_a_record_says_is_judged_by_its_smallest_trivial_baseline() -> None:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from leakbench.errors import LeakbenchError
 
@@ -19,14 +19,11 @@ BEST_BASELINE: str = "best_baseline_mse"
 TRIVIAL: tuple[str, ...] = ("start_image", "mean_image", "class_mean")
 """Baselines that need no search through other people's images."""
 
-STEP_NUMBERS: tuple[str, ...] = (
-    "mse_raw",
-    "mse_clamped",
-    "distance_raw",
-    "distance_clamped",
-    BEST_BASELINE,
-)
-"""What is known of every iterate. Ranking each of them among the candidates would cost too much."""
+_FOLLOWED: dict[Literal["raw", "clamped"], frozenset[str]] = {
+    "raw": frozenset({"mse_raw", "distance_raw", BEST_BASELINE}),
+    "clamped": frozenset({"mse_clamped", "distance_clamped", BEST_BASELINE}),
+}
+"""What is known of every iterate: its error. To rank each of them would cost too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,32 +78,39 @@ class SuccessRule(ABC):
         return False
 
     @property
-    def stepwise(self) -> bool:
-        """Whether the rule can be followed step by step, from `STEP_NUMBERS` alone."""
-        return set(self.reads) <= set(STEP_NUMBERS)
+    def follows(self) -> Literal["raw", "clamped"] | None:
+        """The errors by which the rule can be followed step by step; None: it cannot be.
 
-    def success_at(
-        self, *, mse_raw: float, mse_clamped: float, pixels: int, baseline: float | None
-    ) -> bool:
+        It can where it reads nothing but one kind of error and the baseline. Its first success is
+        then looked for among the iterates nearer than all before, so that a rule that is met by an
+        error must be met by every smaller one.
+        """
+        reads = set(self.reads)
+        return next((which for which, known in _FOLLOWED.items() if reads <= known), None)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether the rule can be followed step by step."""
+        return self.follows is not None
+
+    def success_at(self, *, error: float, pixels: int, baseline: float | None) -> bool:
         """Whether an iterate is a success.
 
         Args:
-            mse_raw: Its mean squared error.
-            mse_clamped: The same on clamped pixels.
-            pixels: Numbers in one image, to make distances of the two.
+            error: Its mean squared error, of the kind that the rule `follows`.
+            pixels: Numbers in one image, to make a distance of the error.
             baseline: The victim's `BEST_BASELINE`.
 
         Raises:
-            ValueError: If the rule is not `stepwise`.
+            ValueError: If the rule cannot be followed.
         """
-        if not self.stepwise:
+        which = self.follows
+        if which is None:
             raise ValueError(f"{self._where}: {self.kind} cannot be followed step by step")
         return self.judge(
             {
-                "mse_raw": mse_raw,
-                "mse_clamped": mse_clamped,
-                "distance_raw": math.sqrt(mse_raw * pixels),
-                "distance_clamped": math.sqrt(mse_clamped * pixels),
+                f"mse_{which}": error,
+                f"distance_{which}": math.sqrt(error * pixels),
                 BEST_BASELINE: baseline,
             }
         )
