@@ -100,6 +100,10 @@ class AdaClip(Defense):
             )
         check_kinds(self)
 
+    @property
+    def rowwise(self) -> bool:
+        return self.convention != "per_example"
+
     def init(self, weights: Weights) -> Moments:
         size = sum(v.numel() for v in weights.values())
         start = self.clip / math.sqrt(size)  # b = sqrt(s * size * s) = clip

@@ -21,9 +21,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Observer,
+    Row,
     Setting,
     Weights,
 )
@@ -114,7 +114,6 @@ class SubsetClipping(Defense):
     """
 
     paper: ClassVar[str] = "Nguyen et al., batch clipping"
-    granularity: ClassVar[Granularity] = "subset"
     noise_multiplier: float = 0.01875
     subset: int = 0
 
@@ -124,8 +123,13 @@ class SubsetClipping(Defense):
             require_at_least(self.name, least, **{name: getattr(self, name, least)})
         check_kinds(self)
 
-    def subset_size(self, batch_size: int) -> int:
-        return self.subset or batch_size
+    @property
+    def row(self) -> Row:
+        return self.subset or "batch"
+
+    @property
+    def rowwise(self) -> bool:
+        return True
 
     def on_examples(
         self, gradients: Gradients, state: Constants, context: Context
@@ -145,15 +149,14 @@ class SubsetClipping(Defense):
         return context.add_gaussian(gradients, std, "batch"), state
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
-        size = self.subset_size(setting.batch_size)
+        size = self.row_size(setting.batch_size)
         if observer == "type2":
             single = "noise enters after the tap: clipping only"
             reason = single if size == 1 else "single examples are neither clipped nor noised"
             return Guarantee(level="none", reason=reason)
         if self.noise_multiplier == 0:
             return Guarantee(level="none", reason="no noise is added")
-        grows = self.subset_size(2 * setting.batch_size) > 1  # with B = 1 too
-        if grows and setting.sampling == "poisson" and setting.all_clients == 1:
+        if self.subset != 1 and setting.sampling == "poisson" and setting.all_clients == 1:
             reason = "Poisson sampling fixes neither the members of a subset nor its weight"
             return Guarantee(level="none", reason=reason)
         unit, parts = self._clipped(weights)
@@ -173,13 +176,7 @@ class SubsetClipping(Defense):
 
     def _subsets(self, batch_size: int) -> int:
         """k."""
-        size = self.subset_size(batch_size)
-        if batch_size % size:
-            raise LeakbenchError(
-                f"{self.name}: a batch of {batch_size} examples has no subsets of {size}; "
-                "allowed: divisors of the batch size"
-            )
-        return batch_size // size
+        return batch_size // self.row_size(batch_size)
 
     def _noise_bounds(self, state: Constants) -> dict[str, Tensor]:
         """Parameter name -> the C_h its noise is scaled by."""

@@ -14,9 +14,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Observer,
+    Row,
     Setting,
     State,
     Weights,
@@ -64,8 +64,6 @@ class DSSGD(Defense):
 
     name: ClassVar[str] = "dssgd"
     paper: ClassVar[str] = "Shokri and Shmatikov, CCS 2015"
-    # At "update" the whole batch is one subset: no gradients of single examples are needed.
-    granularity: ClassVar[Granularity] = "subset"
     share: float = 0.1
     selection: Literal["largest", "random"] = "random"
     threshold: float = 0.0
@@ -88,8 +86,9 @@ class DSSGD(Defense):
             raise LeakbenchError(f"dssgd: at must be update or example, got {self.at!r}")
         check_kinds(self)
 
-    def subset_size(self, batch_size: int) -> int:
-        return 1 if self.at == "example" else batch_size
+    @property
+    def row(self) -> Row:
+        return 1 if self.at == "example" else None
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

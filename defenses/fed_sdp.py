@@ -11,7 +11,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Observer,
     Setting,
@@ -43,7 +42,6 @@ class _FedSDP(Defense):
     """
 
     paper: ClassVar[str] = "Fed-CDP Algorithm 1"
-    granularity: ClassVar[Granularity] = "batch"
     place: ClassVar[str]
     """Where the noise enters, for reasons."""
     behind: ClassVar[tuple[Observer, ...]]

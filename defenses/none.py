@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakbench.contracts import Defense, Granularity
+from leakbench.contracts import Defense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,4 +13,3 @@ class NoDefense(Defense):
     """Non-private training; every hook passes gradients through. No guarantee for anyone."""
 
     name: ClassVar[str] = "none"
-    granularity: ClassVar[Granularity] = "batch"

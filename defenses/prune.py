@@ -14,9 +14,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Observer,
+    Row,
     Setting,
     State,
     Weights,
@@ -49,8 +49,6 @@ class Prune(Defense):
 
     name: ClassVar[str] = "prune"
     paper: ClassVar[str] = "TPDS section 4.1"
-    # At "update" the whole batch is one subset: no gradients of single examples are needed.
-    granularity: ClassVar[Granularity] = "subset"
     fraction: float = 0.9
     scope: Literal["global", "tensor"] = "global"
     at: Literal["update", "example"] = "update"
@@ -63,8 +61,9 @@ class Prune(Defense):
             raise LeakbenchError(f"prune: at must be update or example, got {self.at!r}")
         check_kinds(self)
 
-    def subset_size(self, batch_size: int) -> int:
-        return 1 if self.at == "example" else batch_size
+    @property
+    def row(self) -> Row:
+        return 1 if self.at == "example" else None
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

@@ -9,9 +9,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Observer,
+    Row,
     Setting,
     State,
     Weights,
@@ -45,8 +45,6 @@ class RandomNoise(Defense):
 
     name: ClassVar[str] = "random_noise"
     paper: ClassVar[str] = "TPDS section 4.2"
-    # Elsewhere than at "example" the whole batch is one subset: no single gradients are needed.
-    granularity: ClassVar[Granularity] = "subset"
     std: float = 0.01
     distribution: Literal["gaussian", "laplace"] = "gaussian"
     at: Literal["example", "batch", "update"] = "batch"
@@ -63,8 +61,9 @@ class RandomNoise(Defense):
             )
         check_kinds(self)
 
-    def subset_size(self, batch_size: int) -> int:
-        return 1 if self.at == "example" else batch_size
+    @property
+    def row(self) -> Row:
+        return 1 if self.at == "example" else None
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

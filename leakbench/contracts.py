@@ -45,7 +45,9 @@ State = Any
 Axis = Literal["client", "example"]
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
-Granularity = Literal["example", "subset", "batch"]
+Row = int | Literal["batch"] | None
+"""What a row of `on_examples` is the mean of: 1 example, s examples that follow one another in the
+batch, all of the "batch"; None: the hook is not called."""
 Ended = Literal["converged", "steps", "nan"]
 LocalSteps = Literal["average", "unroll"]
 """How an attacker models L > 1 local steps: one step on all their examples, or step by step."""
@@ -664,9 +666,6 @@ class Defense:
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
-    granularity: ClassVar[Granularity] = "example"
-    """What a row of `on_examples` is the gradient of: one example, or the mean of a subset of s
-    (see `subset_size`). "batch" skips that hook, and with it the cost of gradients apart."""
     needs_public: ClassVar[bool] = False
     """Whether `on_round` needs `context.public`."""
 
@@ -689,9 +688,38 @@ class Defense:
         """State before the first iteration; public."""
         return None
 
-    def subset_size(self, batch_size: int) -> int:
-        """With granularity "subset": s, examples averaged before `on_examples`; must divide B."""
-        return batch_size
+    @property
+    def row(self) -> Row:
+        """What a row of `on_examples` is the mean of. None spares the cost of gradients apart.
+
+        Default: single examples where a defense has that hook, else None. A number must divide the
+        batch.
+        """
+        return None if type(self).on_examples is Defense.on_examples else 1
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether `on_examples` treats every row by itself, draws nothing random, and returns the
+        state it was given: the path may then call it with a few rows at a time and keep only their
+        sum, which bounds the memory of large networks."""
+        return False
+
+    def row_size(self, batch_size: int) -> int:
+        """Examples behind a row of `on_examples` in a batch of this size; 0 where it has none.
+
+        Raises:
+            LeakbenchError: rows that the batch cannot be cut into.
+        """
+        row = self.row
+        if row is None:
+            return 0
+        size = batch_size if row == "batch" else row
+        if size < 1 or batch_size % size:
+            raise LeakbenchError(
+                f"{self.name}: a batch of {batch_size} examples has no subsets of {size}; "
+                "allowed: divisors of the batch size"
+            )
+        return size
 
     def on_round(self, weights: Weights, state: State, context: Context) -> State:
         """State at the start of a round, made from `weights`, all clients' and public."""
@@ -707,7 +735,7 @@ class Defense:
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
     ) -> tuple[Gradients, State]:
-        """Gradients of examples or subsets, axes ("client", "example")."""
+        """Gradients of examples or subsets (see `row`), axes ("client", "example")."""
         return gradients, state
 
     def on_batch(

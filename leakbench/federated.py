@@ -102,23 +102,21 @@ def check(
             f"allowed: {allowed}"
         )
     poisson = schedule.sampling == "poisson" and schedule.clients == 1
-    single = defense.granularity == "example"
-    if defense.granularity == "subset":
-        subset = defense.subset_size(size)
-        if subset < 1 or size % subset:
+    row = defense.row
+    if isinstance(row, int):
+        if row < 1 or size % row:
             raise LeakbenchError(
-                f"training: a batch of {size} examples has no subsets of {subset}; "
+                f"training: a batch of {size} examples has no subsets of {row}; "
                 "allowed: divisors of batch_size"
             )
         # A number that happens to be B does not grow with the batch.
-        if poisson and subset > 1 and defense.subset_size(2 * size) != 2 * size:
+        if poisson and row > 1:
             raise LeakbenchError(
-                f"defense '{defense.name}': subsets of {subset} need batches of one size; "
+                f"defense '{defense.name}': subsets of {row} need batches of one size; "
                 "allowed sampling: fixed_size"
             )
-        single = subset == 1
     if getattr(model, "mixes_examples", False):
-        if single:
+        if defense.row_size(size) == 1:
             raise LeakbenchError(
                 f"defense '{defense.name}': clips single examples, which batch normalisation "
                 "mixes; use GroupNorm, or a defense that clips batches"

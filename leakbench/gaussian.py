@@ -59,6 +59,10 @@ class ExampleGaussian(Defense):
         check_parameters(self.name, self.clip, self.noise_multiplier)
         check_kinds(self)
 
+    @property
+    def rowwise(self) -> bool:
+        return self.convention != "per_example"
+
     def clip_at(self, round: int, total: int) -> float:
         """C_t in 0-based round t of `total`."""
         return self.clip
@@ -108,6 +112,10 @@ class LargestNorm(ExampleGaussian):
     tells of the data: an all-zero batch gets none at all. inf or nan anywhere makes S nan and with
     it every noisy coordinate of that client; padding does not count.
     """
+
+    @property
+    def rowwise(self) -> bool:
+        return False  # S is that of all rows
 
     def init(self, weights: Weights) -> Tensor:
         """S of the last batch; 0 before the first."""

@@ -24,7 +24,7 @@ from leakbench.contracts import (
 )
 from leakbench.gradients import per_example
 from leakbench.optim import PAD, with_copies
-from leakbench.training import Batch, in_gradient_units, protects_examples, run_round
+from leakbench.training import Batch, in_gradient_units, run_round
 
 
 def simulator(
@@ -88,7 +88,7 @@ def simulator(
             if example_view and first is not None:
                 shown = first
                 # In the batch the victim was in, which his dummy example stands alone for.
-                if protects_examples(replay.defense, known.batch_size):
+                if replay.defense.row_size(known.batch_size) == 1:
                     shown, _ = replay.defense.on_examples(shown, state, context)
                 shown = shown.mean("example")
             else:

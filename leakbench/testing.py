@@ -27,7 +27,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Leak,
     LeakPoint,
@@ -52,6 +51,8 @@ from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round
 
 SEED = 7
+BATCH = 8
+"""Examples of a local step."""
 POINT = LeakPoint()
 
 
@@ -323,9 +324,10 @@ def check_defense(defense: Defense) -> None:
         ContractBreach: a promise is broken.
     """
     _check_class(defense, Defense)
+    row, size = defense.row, BATCH
     _require(
-        defense.granularity in get_args(Granularity),
-        f"granularity '{defense.granularity}' is not one of {get_args(Granularity)}",
+        row in ("batch", None) or (type(row) is int and row > 0 and size % row == 0),
+        f"row is {row!r}, which is neither 'batch' nor None nor divides a batch of {size}",
     )
     path = _Path(defense, *_setting()[:2])
     before = {name: value.clone() for name, value in path.weights.items()}
@@ -342,8 +344,11 @@ def check_defense(defense: Defense) -> None:
         all(torch.equal(value, before[name]) for name, value in path.weights.items()),
         "the defense changes the weights it is given",
     )
-    for hook, given in _hook_inputs(path):
+    inputs = _hook_inputs(path)
+    for hook, given in inputs:
         _check_hook(path, hook, given)
+    if defense.rowwise and defense.row is not None:
+        _check_rowwise(path, inputs[0][1])
     _check_rounds(path)
     _check_replay(path)
 
@@ -362,8 +367,7 @@ class _Path:
     defense: Defense
     model: Model
     weights: dict[str, Tensor]
-    size: int = 8
-    """B."""
+    size: int = BATCH
 
     def batch(self, clients: int) -> Batch:
         """Other digits for every client."""
@@ -388,14 +392,8 @@ class _Path:
 
 def _hook_inputs(path: _Path) -> list[tuple[str, Gradients]]:
     """Real gradients of two clients for every hook."""
-    batch, subset = path.batch(2), 1
-    if path.defense.granularity == "subset":
-        subset = path.defense.subset_size(path.size)
-        _require(
-            subset > 0 and path.size % subset == 0,
-            f"subset_size({path.size}) is {subset}, which does not divide the batch",
-        )
-    rows = of_subsets(path.model, path.weights, batch.inputs, batch.labels, subset)
+    batch, row = path.batch(2), path.defense.row_size(path.size) or 1
+    rows = of_subsets(path.model, path.weights, batch.inputs, batch.labels, row)
     mean = rows.mean("example")
     return [
         ("on_examples", rows),
@@ -446,6 +444,23 @@ def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
         _equal(call(given, quiet), call(given, quiet)),
         f"{hook} is random in a replay without noise",
     )
+
+
+def _check_rowwise(path: _Path, rows: Gradients) -> None:
+    """What a defense says of its example hook holds for a batch in pieces."""
+    context = Context(
+        batch_size=path.size, clients=(0, 1), noise=NoiseStreams(SEED, ("check",))
+    )  # fmt: skip
+    state = path.begun(context)
+    whole, after = path.defense.on_examples(rows, state, context)
+    _require(after is state, "rowwise: on_examples returns another state than it was given")
+    for piece in range(rows.leading[1]):
+        some = rows.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
+        shown, _ = path.defense.on_examples(some, state, context)
+        own = whole.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
+        _require(
+            _agree(shown, own), "rowwise: what on_examples makes of a row depends on other rows"
+        )
 
 
 def _check_promises(defense: Defense, weights: Weights, setting: Setting) -> None:

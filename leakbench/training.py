@@ -52,11 +52,6 @@ class Round:
     state: State
 
 
-def protects_examples(defense: Defense, batch_size: int) -> bool:
-    """Whether `on_examples` gets the gradients of single examples, as a type-2 tap reads them."""
-    return defense.granularity != "subset" or defense.subset_size(batch_size) == 1
-
-
 def run_round(
     model: Model,
     weights: Weights,
@@ -79,7 +74,7 @@ def run_round(
     has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
     needs no more). chunk_size bounds the memory of per-example gradients, not the result. shares
     (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
-    by_examples: gradients of batches are means of those of examples, whatever the granularity:
+    by_examples: gradients of batches are means of those of examples, whatever `Defense.row` is:
     slower, but a client's bits then depend on no other client (where weights are shared). first:
     per-example gradients of the first local step, where the caller has them already.
     """
@@ -140,41 +135,28 @@ def _mean_gradients(
 ) -> tuple[Gradients, Gradients | None, State]:
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
     size = batch.inputs.shape[1]
-    at_single = protects_examples(defense, size)  # where `on_examples` works
-    whole = defense.granularity == "batch" and not at_example
-    shown = None
-    if single is None and (by_examples or at_example or (at_single and not whole)):
+    row = defense.row_size(size)
+    if single is None and (by_examples or at_example or row == 1):
         single = per_example(
             model, weights, batch.inputs, batch.labels,
             stacked=stacked, mask=batch.mask, chunk_size=chunk_size,
         )  # fmt: skip
-    if whole:
+    shown = single  # where nothing is done to single gradients, the tap sees them as they are
+    if row == 0:
         mean = (
             of_batch(model, weights, batch.inputs, batch.labels, stacked=stacked, mask=batch.mask)
             if single is None
             else single.mean("example")
         )
     else:
-        if at_single:
-            assert single is not None
-            rows = single
-        else:
-            shown = single  # nothing is done to single gradients: the tap sees them as they are
-            rows = (
-                of_subsets(
-                    model,
-                    weights,
-                    batch.inputs,
-                    batch.labels,
-                    defense.subset_size(size),
-                    stacked=stacked,
-                    mask=batch.mask,
-                )
-                if single is None
-                else _subset_means(single, defense.subset_size(size))
+        if single is None:
+            rows = of_subsets(
+                model, weights, batch.inputs, batch.labels, row, stacked=stacked, mask=batch.mask
             )
+        else:
+            rows = single if row == 1 else _subset_means(single, row)
         rows, state = defense.on_examples(rows, state, context)
-        shown = rows if at_single else shown
+        shown = rows if row == 1 else shown
         mean = rows.mean("example")
     if batch.expected is not None:
         like = next(iter(mean.tensors.values()))

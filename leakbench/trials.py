@@ -41,7 +41,6 @@ from leakbench.contracts import (
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
-from leakbench.gradients import count_subsets
 from leakbench.judging import Judge, Onlooker, blame, flags, judged_record, packed, plain
 from leakbench.metrics.registry import all_metrics
 from leakbench.metrics.rules import make_rule
@@ -155,11 +154,10 @@ def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
     """
     try:
         defense = build_defense(cell)
-        subset = defense.subset_size(cell.batch_size) if defense.granularity == "subset" else 1
     except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
         return
     if not cell.example_view:
-        count_subsets(cell.batch_size, subset)
+        defense.row_size(cell.batch_size)
     if cell.federation:
         schedule = Schedule(**cell.federation)
         model = architectures.build(

@@ -22,7 +22,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     LeakPoint,
     Observation,
     Observer,
@@ -606,7 +605,6 @@ class Bare(Defense):
     """Non-private training on the gradients of batches, the arithmetic that Fed-SDP rests on."""
 
     name: ClassVar[str] = "bare"
-    granularity: ClassVar[Granularity] = "batch"
 
 
 def norms_by_hand(gradients: Gradients) -> dict[str, Floats]:

@@ -20,9 +20,9 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     LeakPoint,
     NoiseConvention,
+    Row,
     State,
     Weights,
 )
@@ -210,7 +210,6 @@ class OnBatches(Defense):
     """Doubles the mean gradient, and needs no gradients of single examples."""
 
     name: ClassVar[str] = "on_batches"
-    granularity: ClassVar[Granularity] = "batch"
 
     def on_batch(
         self, gradients: Gradients, state: State, context: Context
@@ -223,9 +222,9 @@ class OnPairs(Defense):
     """Bounds the coordinates of the mean gradient of every two examples."""
 
     name: ClassVar[str] = "on_pairs"
-    granularity: ClassVar[Granularity] = "subset"
 
-    def subset_size(self, batch_size: int) -> int:
+    @property
+    def row(self) -> Row:
         return 2
 
     def on_examples(
@@ -923,8 +922,9 @@ class Mixing(Untouchable):
 
 
 class Whole(OnPairs):
-    def subset_size(self, batch_size: int) -> int:
-        return batch_size
+    @property
+    def row(self) -> Row:
+        return "batch"
 
 
 WRONG_SCHEDULES: list[tuple[dict[str, Any], str]] = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from leakbench import data
 from leakbench.architectures import Scheme, build, digest
-from leakbench.contracts import Defense, Granularity
+from leakbench.contracts import Defense
 from leakbench.errors import LeakbenchError
 from leakbench.federated import partition, sample, train
 from leakbench.gradients import of_batch
@@ -270,7 +270,10 @@ class Batches(Defense):
     """Looks at whole batches only."""
 
     name: ClassVar[str] = "batches"
-    granularity: ClassVar[Granularity] = "batch"
+
+    @property
+    def row(self) -> None:
+        """No gradients of single examples."""
 
 
 @pytest.mark.parametrize("clients", [1, 2])

@@ -15,7 +15,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     Guarantee,
     Leak,
     Observer,
@@ -233,10 +232,10 @@ def test_a_defense_with_state_and_public_examples_passes() -> None:
 @dataclass(frozen=True, kw_only=True)
 class Subsets(Defense):
     name: ClassVar[str] = "subsets"
-    granularity: ClassVar[Granularity] = "subset"
     size: int = 4
 
-    def subset_size(self, batch_size: int) -> int:
+    @property
+    def row(self) -> int:
         return self.size
 
     def on_examples(
@@ -249,13 +248,48 @@ class Subsets(Defense):
 
 @pytest.mark.parametrize("size", [0, 3, 16])
 def test_subsets_must_divide_the_batch(size: int) -> None:
-    with pytest.raises(ContractBreach, match=rf"subset_size\(8\) is {size}, which does not divide"):
+    with pytest.raises(
+        ContractBreach, match=f"row is {size}, which is neither .* nor divides a batch of 8"
+    ):
         check_defense(Subsets(size=size))
 
 
 @pytest.mark.parametrize("size", [1, 4, 8])
 def test_subsets_that_divide_the_batch_pass(size: int) -> None:
     check_defense(Subsets(size=size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rowwise(Subsets):
+    """Says that rows do not matter to each other; `how` they do."""
+
+    name: ClassVar[str] = "says_rowwise"
+    size: int = 1
+    how: str = ""
+
+    @property
+    def rowwise(self) -> bool:
+        return True
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        if self.how == "others":
+            return gradients.map(lambda _, v: v - v.mean(dim=1, keepdim=True)), state
+        if self.how == "noise":
+            return context.add_gaussian(gradients, 1.0, "examples"), state
+        if self.how == "state":
+            return gradients, torch.zeros(())
+        return gradients.map(lambda _, v: 2 * v), state
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("others", "other rows"), ("noise", "other rows"), ("state", "another state")]
+)
+def test_who_says_rowwise_must_be(how: str, said: str) -> None:
+    check_defense(Rowwise())
+    with pytest.raises(ContractBreach, match=f"rowwise: .*{said}"):
+        check_defense(Rowwise(how=how))
 
 
 def test_a_plugin_must_be_a_frozen_dataclass_of_its_family() -> None:

@@ -15,7 +15,6 @@ from leakbench.contracts import (
     Context,
     Defense,
     Gradients,
-    Granularity,
     LeakPoint,
     LocalSteps,
     Model,
@@ -122,10 +121,23 @@ class Recorder(Defense):
         return self._hook("on_receipt", gradients, state, context)
 
 
+class Rows(Defense):
+    """Asks for the gradients of single examples and leaves them as they are."""
+
+    name: ClassVar[str] = "rows"
+
+    def on_examples(
+        self, gradients: Gradients, state: State, context: Context
+    ) -> tuple[Gradients, State]:
+        return gradients, state
+
+
 class BatchRecorder(Recorder):
     """The same for a defense that never asks for per-example gradients."""
 
-    granularity: ClassVar[Granularity] = "batch"
+    @property
+    def row(self) -> None:
+        """Its example hook is not called."""
 
 
 def path(defense: Defense, batches: Sequence[Batch], point: LeakPoint | None, stop: bool) -> Round:
@@ -186,13 +198,16 @@ def test_tap_reads_after_its_hook(
     assert short.weights is None
 
 
-def test_batch_granularity_skips_the_example_hook_unless_it_is_tapped() -> None:
+def test_a_defense_without_rows_has_its_example_hook_skipped() -> None:
+    """The tap of an example then sees what it would without a defense."""
     batches = digits(2, 3)
     skipped, tapped = BatchRecorder(), BatchRecorder()
     path(skipped, batches, BATCH, False)
-    path(tapped, batches, EXAMPLE, False)
+    seen = path(tapped, batches, EXAMPLE, False).tapped
     assert [call[0] for call in skipped.calls] == ["on_batch", "on_update", "on_receipt"]
-    assert tapped.calls[0][0] == "on_examples"
+    assert tapped.calls[0][0] == "on_batch"
+    plain = path(NoDefense(), batches, EXAMPLE, False).tapped
+    assert seen is not None and plain is not None and equal(seen, plain)
 
 
 def test_hooks_see_their_place_on_the_path() -> None:
@@ -274,15 +289,13 @@ def reference_updates(
 @pytest.mark.parametrize("full", [True, False], ids=["full", "masked"])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("defense", [NoDefense(), BatchRecorder()], ids=["example", "batch"])
+@pytest.mark.parametrize("defense", [Rows(), NoDefense()], ids=["example", "batch"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_round_equals_plain_loops(
     defense: Defense, steps: int, clients: int, full: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     weights = draw(MODEL, dtype)
     batches = digits(clients, 4, steps, dtype, full=full)
-    if isinstance(defense, BatchRecorder):  # its class, without what it adds
-        defense = type("Plain", (Defense,), {"name": "plain", "granularity": "batch"})()
     done = run_round(
         MODEL, weights, batches, defense, None, Context(clients=tuple(range(clients))),
         learning_rate=RATE, point=RECEIPT,

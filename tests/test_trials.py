@@ -33,11 +33,15 @@ import torch
 from leakbench.attacks.start_image import StartImage
 from leakbench.contracts import Attack
 from leakbench.data import load
+from leakbench.matching import squared_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Attack):
     name: ClassVar[str] = "mine"
+
+    def loss(self, leak, inputs, labels, rows):
+        return squared_loss(leak, inputs, labels, rows)
 
     def reconstruct(self, leak, streams, watch):
         good = StartImage().reconstruct(leak, streams, watch)
