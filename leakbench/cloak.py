@@ -24,7 +24,19 @@ from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.records import Key, Record, Run
-from leakbench.report import cells, costs, tables
+from leakbench.report import cells, costs
+from leakbench.report.content import CostEntry
+from leakbench.report.measured import Rule, rules_of
+from leakbench.report.renderings import markdown_table
+from leakbench.report.tables import Table
+from leakbench.report.words import (
+    DASH,
+    compact,
+    epsilon_words,
+    interval_words,
+    share_words,
+    training_words,
+)
 from leakbench.runner import Outcome
 from leakbench.spec import Knowledge, Plan, Scalar
 from leakbench.statistics import Interval
@@ -94,7 +106,7 @@ class Setting:
     parameters: Mapping[str, Scalar]
     selection: tuple[Attacked, ...]
     fresh: tuple[Attacked, ...]
-    cost: Mapping[str, Any] | None
+    cost: CostEntry | None
 
     @property
     def noise(self) -> float | None:
@@ -107,7 +119,7 @@ class Setting:
     @property
     def accuracy(self) -> float | None:
         """Mean accuracy over networks, in [0, 1]; None without a training."""
-        return None if self.cost is None else self.cost["accuracy"]["value"]
+        return None if self.cost is None else self.cost.accuracy.value
 
     def standing(self, rule: str) -> Standing:
         """What the selection half says of it under a rule."""
@@ -118,7 +130,7 @@ class Setting:
         if not _complete(self.selection):
             return "incomplete"
         # Means over different networks do not compare, and nan weights classify nothing.
-        if self.cost is None or self.cost["networks"] - self.cost["nan"] < self.cost["planned"]:
+        if self.cost is None or not self.cost.complete:
             return "no accuracy"
         return "resists"
 
@@ -200,14 +212,14 @@ def search(
     return Search(outcome=outcome, choices=choices)
 
 
-def check(plan: Plan, rule: str | None = None) -> cells.Rule:
+def check(plan: Plan, rule: str | None = None) -> Rule:
     """The rule that chooses, if this plan can be chosen from.
 
     Raises:
         LeakbenchError: an unknown rule, no accuracy to choose by, no setting but the undefended
             one, or too few victims for two halves.
     """
-    rules = {each.name: each for each in cells.rules_of(plan)}
+    rules = {each.name: each for each in rules_of(plan)}
     name = RULE if rule is None else rule
     if name not in rules:
         raise unknown_name("rule", name, rules, f"{plan.file}, rule to choose by")
@@ -356,7 +368,7 @@ def _choice(
 ) -> Choice:
     first, second = _halves(plan, planned)
     selection, fresh = (_attacked(plan, half, records) for half in (first, second))
-    prices = {entry["row"]: entry for entry in costs.build(plan, trained, records)}
+    prices = {entry.row: entry for entry in costs.build(plan, trained, records)}
     labels = {defense.id: defense.label for defense in plan.defenses}
     settings = []
     for defense in dict.fromkeys(each.cell.defense_id for each in planned):
@@ -393,22 +405,21 @@ def _attacked(
     unprinted = dataclasses.replace(plan, printed={})  # no paper prints a rate of half the victims
     report = cells.build(unprinted, planned, records, manifest={})
     found = []
-    for each, cell in zip(planned, report["cells"], strict=True):
-        absent = cell["skipped"] + cell["missing"]
+    for each, cell in zip(planned, report.cells, strict=True):
         present = [records[key] for key in each.trials() if key in records]
         found.append(
             Attacked(
-                variant=cell["variant"],
-                attack=cell["attack"],
-                knowledge=cell["knowledge"],
-                trials=cell["planned"] - absent,
+                variant=cell.variant,
+                attack=cell.attack,
+                knowledge=cell.knowledge,
+                trials=cell.planned - cell.absent,
                 batches=len({(r["identity"], r["batch"]) for r in present}),
-                crashed=sum(cell[status] for status in ("oom", "timeout", "error")),
-                absent=absent,
-                rates={name: Interval(**interval) for name, interval in cell["asr"].items()},
-                start_passes=tuple(cell["start_passes"]),
-                ceiling=cell["ceiling"],
-                flags=tuple(cells.flag_names(cell)),
+                crashed=cell.crashed,
+                absent=cell.absent,
+                rates=cell.asr,
+                start_passes=cell.start_passes,
+                ceiling=cell.ceiling,
+                flags=cell.flag_names,
             )
         )
     return found
@@ -528,9 +539,9 @@ def to_json(plan: Plan, choices: Sequence[Choice]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _rule(plan: Plan, choices: Sequence[Choice]) -> cells.Rule:
+def _rule(plan: Plan, choices: Sequence[Choice]) -> Rule:
     """The rule that all choices were made by."""
-    return next(rule for rule in cells.rules_of(plan) if rule.name == choices[0].rule)
+    return next(rule for rule in rules_of(plan) if rule.name == choices[0].rule)
 
 
 def _as_dict(choice: Choice) -> dict[str, Any]:
@@ -545,7 +556,12 @@ def _as_dict(choice: Choice) -> dict[str, Any]:
         "victims": {"selection": choice.selection, "fresh": choice.fresh},
         "settings": [
             dataclasses.asdict(s)
-            | {"noise": s.noise, "accuracy": s.accuracy, "standing": s.standing(choice.rule)}
+            | {
+                "cost": None if s.cost is None else s.cost.as_dict(),
+                "noise": s.noise,
+                "accuracy": s.accuracy,
+                "standing": s.standing(choice.rule),
+            }
             for s in choice.settings
         ],
     }
@@ -565,7 +581,7 @@ def to_markdown(plan: Plan, choices: Sequence[Choice]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _guide(rule: cells.Rule) -> tuple[str, ...]:
+def _guide(rule: Rule) -> tuple[str, ...]:
     return (
         "Chosen on the first half of each network's victims: of the settings under which no "
         f"attacker has a success by the rule '{rule.label}', the most accurate; of equal ones that "
@@ -578,7 +594,7 @@ def _guide(rule: cells.Rule) -> tuple[str, ...]:
     )
 
 
-def _section(plan: Plan, choice: Choice, rule: cells.Rule) -> list[str]:
+def _section(plan: Plan, choice: Choice, rule: Rule) -> list[str]:
     parts = [f"## {look_up(choice.dataset).title} ({choice.dataset})"]
     chosen, least = choice.chosen, choice.least_leaking
     if chosen is not None:
@@ -594,7 +610,7 @@ def _section(plan: Plan, choice: Choice, rule: cells.Rule) -> list[str]:
     if chosen is not None and chosen.cost is not None:
         shown = [
             each
-            for each in cells.rules_of(plan)
+            for each in rules_of(plan)
             if each.name == rule.name or each.judged.kind in ("strict", "identified")
         ]
         parts += _table(_chosen_table(chosen, shown))
@@ -602,11 +618,11 @@ def _section(plan: Plan, choice: Choice, rule: cells.Rule) -> list[str]:
     return [*parts, *_table(_all_table(choice, rule))]
 
 
-def _table(table: tables.Table) -> list[str]:
-    return [f"**{table.caption}**", tables.markdown_table(table)]
+def _table(table: Table) -> list[str]:
+    return [f"**{table.caption}**", markdown_table(table)]
 
 
-def _chosen_table(chosen: Setting, rules: Sequence[cells.Rule]) -> tables.Table:
+def _chosen_table(chosen: Setting, rules: Sequence[Rule]) -> Table:
     """A row an attacker and rule, on fresh victims."""
     rows = []
     for attacked in chosen.fresh:
@@ -617,29 +633,29 @@ def _chosen_table(chosen: Setting, rules: Sequence[cells.Rule]) -> tables.Table:
                 (
                     attacked.name,
                     rule.label,
-                    tables.interval_words(interval.as_dict()),
-                    f"{attacked.count(rule.name)} means at most {tables.compact(interval.high)}",
-                    tables.compact(attacked.ceiling if bounded else None),
+                    interval_words(interval),
+                    f"{attacked.count(rule.name)} means at most {compact(interval.high)}",
+                    compact(attacked.ceiling if bounded else None),
                 )
             )
-    return tables.Table(
+    return Table(
         caption=f"{chosen.label} on fresh victims",
         header=("attacker", "rule", "rate", "successes", "ceiling"),
         rows=tuple(rows),
     )
 
 
-def _cost(cost: Mapping[str, Any]) -> str:
+def _cost(cost: CostEntry) -> str:
     """Accuracy with its curve, epsilon, and what they were measured on."""
-    curve = " ".join(f"{rounds}: {share:.3f}" for rounds, share in cost["curve"])
+    curve = " ".join(f"{rounds}: {share:.3f}" for rounds, share in cost.curve)
     return (
-        f"Accuracy {tables.share_words(cost['accuracy'])}; curve (rounds: accuracy) {curve}; "
-        f"epsilon of the final model {tables.epsilon_words(cost['privacy'])}; "
-        f"trained: {tables.training_words(cost)}."
+        f"Accuracy {share_words(cost.accuracy)}; curve (rounds: accuracy) {curve}; "
+        f"epsilon of the final model {epsilon_words(cost.privacy)}; "
+        f"trained: {training_words(cost)}."
     )
 
 
-def _all_table(choice: Choice, rule: cells.Rule) -> tables.Table:
+def _all_table(choice: Choice, rule: Rule) -> Table:
     """A row a setting; rates are those of its worst attacker on each half."""
     rows = []
     for setting in choice.settings:
@@ -648,20 +664,18 @@ def _all_table(choice: Choice, rule: cells.Rule) -> tables.Table:
             marks = ["chosen, leaks on fresh victims" if choice.optimistic else "chosen"]
         elif setting is choice.least_leaking:
             marks.append("least of all")
-        accuracy = (
-            setting.cost["accuracy"] if setting.cost else Interval(None, None, None).as_dict()
-        )
+        accuracy = Interval(None, None, None) if setting.cost is None else setting.cost.accuracy
         rows.append(
             (
                 setting.label,
-                tables.compact(setting.noise),
+                compact(setting.noise),
                 *(_rate(half, rule.name) for half in (setting.selection, setting.fresh)),
-                tables.share_words(accuracy),
+                share_words(accuracy),
                 ", ".join(marks),
             )
         )
     halves = (f"{half}: worst attack, {rule.label}" for half in ("selection", "fresh"))
-    return tables.Table(
+    return Table(
         caption="All settings",
         header=("setting", "sigma C", *halves, "accuracy", "selection says"),
         rows=tuple(rows),
@@ -672,5 +686,5 @@ def _rate(half: Sequence[Attacked], rule: str) -> str:
     """Rate of the worst attacker with its interval and count."""
     found = worst(half, rule)
     if found.rates[rule].value is None:
-        return tables.DASH
-    return f"{tables.interval_words(found.rates[rule].as_dict())}, {found.count(rule)}"
+        return DASH
+    return f"{interval_words(found.rates[rule])}, {found.count(rule)}"

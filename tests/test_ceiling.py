@@ -153,7 +153,9 @@ def planned(defense: str, labels: tuple[int, ...], victims: int, mu: float) -> t
 
 def shown(plan: Plan, cell: Any) -> tuple[float, list[str]]:
     report = build(plan, [cell], {}, {})
-    return report["cells"][0]["ceiling"], [note["text"] for note in report["notes"]]
+    ceiling = report.cells[0].ceiling
+    assert ceiling is not None
+    return ceiling, [note.text for note in report.notes]
 
 
 EVEN = tuple(number % 10 for number in range(1000))

@@ -144,7 +144,6 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A run of the tiny suite by the command line."""
-    pytest.importorskip("leakbench.report.tables")
     cwd = tmp_path_factory.mktemp("made")
     (cwd / "tiny.toml").write_text(TINY, encoding="utf-8")
     done = process("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=cwd)
@@ -511,7 +510,6 @@ def test_a_failing_plugin_ends_a_run_with_code_1(made: Made, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_printed_numbers_of_the_shipped_suite_reach_the_report(tmp_path: Path) -> None:
     """One tiny cell of the real suite, from the name to the verdict."""
-    pytest.importorskip("leakbench.report.tables")
     settings = (
         'datasets=["mnist"]', "profiles.quick.networks=1", "profiles.quick.victims=2",
         "profiles.quick.parameters.steps=2", "profiles.quick.snapshots=[1, 2]",

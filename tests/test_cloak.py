@@ -20,6 +20,7 @@ from leakbench.cloak import Attacked, Choice, Setting
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, key
+from leakbench.report.content import CostEntry
 from leakbench.runner import Outcome
 from leakbench.spec import Plan
 from leakbench.statistics import Interval, rate_interval, wilson
@@ -199,6 +200,17 @@ def standings(choice: Choice) -> dict[str, str]:
     return {s.defense: s.standing(choice.rule) for s in choice.settings}
 
 
+def price(accuracy: float) -> CostEntry:
+    """What a training costs that ends with this accuracy."""
+    return CostEntry(
+        dataset="mnist", row="s", label="s", model="mlp", networks=1, planned=1, failed=0, nan=0,
+        reason="", data="sample", examples=3000, rounds=1, clients=1, clients_a_round=1,
+        local_steps=1, batch_size=1, partition=None, accuracy=Interval(accuracy, None, None),
+        curve=((1, accuracy),), privacy=None, seconds_per_iteration=None, printed_accuracy=None,
+        verdict="", times_undefended=None,
+    )  # fmt: skip
+
+
 def setting(
     defense: str = "s",
     *,
@@ -219,7 +231,7 @@ def setting(
         "parameters": parameters or {},
         "selection": (attacked,),
         "fresh": (attacked,),
-        "cost": {"accuracy": {"value": accuracy}, "networks": 1, "planned": 1, "nan": 0},
+        "cost": price(accuracy),
     }
     return Setting(**whole | changes)
 
@@ -669,9 +681,8 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
 
 
 def test_weights_that_are_nan_have_no_accuracy_to_choose_by() -> None:
-    cost = {"accuracy": {"value": 0.8}, "networks": 2, "planned": 2, "nan": 1}
-    broken = setting("broken", rate=0.0, accuracy=0.8)
-    broken = dataclasses.replace(broken, cost=cost)
+    cost = dataclasses.replace(price(0.8), networks=2, planned=2, nan=1)
+    broken = setting("broken", rate=0.0, cost=cost)
     assert broken.standing("rule") == "no accuracy"
     assert cloak.choose([broken], "rule") is None
 

@@ -19,7 +19,6 @@ TOO_LONG = {
     "leakbench.cloak",
     "leakbench.contracts",
     "leakbench.optim",
-    "leakbench.report.cells",
     "leakbench.runner",
     "leakbench.trials",
 }

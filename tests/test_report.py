@@ -19,9 +19,19 @@ from leakbench.data import load
 from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.records import Key, Record, Run, key
-from leakbench.report import cells, gallery, tables
+from leakbench.report import cells, gallery, renderings, words
+from leakbench.report.content import (
+    Effort,
+    Note,
+    PrintedEntry,
+    Readings,
+    Report,
+    ReportCell,
+    VerdictEntry,
+)
 from leakbench.spec import Plan
 from leakbench.statistics import (
+    Interval,
     kaplan_meier_median,
     mean_interval,
     rate_interval,
@@ -159,18 +169,28 @@ def fill(planned: PlannedCell, changes: Changes = lambda network, victim: {}) ->
     return found
 
 
-def build(plan: Plan, *pairs: tuple[PlannedCell, Mapping[Key, Record]]) -> cells.Report:
+def build(plan: Plan, *pairs: tuple[PlannedCell, Mapping[Key, Record]]) -> Report:
     records = {k: v for _, some in pairs for k, v in some.items()}
     return cells.build(plan, [planned for planned, _ in pairs], records, MANIFEST)
 
 
-def only(plan: Plan, planned: PlannedCell, records: Mapping[Key, Record]) -> dict[str, Any]:
-    (cell,) = build(plan, (planned, records))["cells"]
-    return dict(cell)
+def only(plan: Plan, planned: PlannedCell, records: Mapping[Key, Record]) -> ReportCell:
+    (cell,) = build(plan, (planned, records)).cells
+    return cell
 
 
-def flags(cell: Mapping[str, Any]) -> dict[str, int | None]:
-    return {flag["name"]: flag["count"] for flag in cell["flags"]}
+def verdict(cell: ReportCell) -> VerdictEntry:
+    assert cell.verdict is not None
+    return cell.verdict
+
+
+def readings_of(cell: ReportCell, number: str) -> Readings:
+    readings: Readings = getattr(verdict(cell), number)
+    return readings
+
+
+def flags(cell: ReportCell) -> dict[str, int | None]:
+    return {flag.name: flag.count for flag in cell.flags}
 
 
 # ------------------------------------------------------------------------------ numbers
@@ -181,11 +201,11 @@ def test_rates_are_those_of_the_statistics_module(plan: Plan) -> None:
     failing = {0, 3, 9, 10, 11}
     cell = only(plan, planned, fill(planned, lambda n, v: NOISE if v in failing else {}))
     outcomes = [[v not in failing for v in victims] for victims in planned.victims]
-    expected = rate_interval(outcomes).as_dict()
+    expected = rate_interval(outcomes)
     for rule in ("strict", "identified", "identified_top10", "paper_norm_raw", "paper_mean_raw"):
-        assert cell["asr"][rule] == expected, rule
-    assert cell["asr"]["paper_mean_clamped"]["value"] == 1.0
-    assert set(cell["asr"]) == {rule.name for rule in plan.rules}
+        assert cell.asr[rule] == expected, rule
+    assert cell.asr["paper_mean_clamped"].value == 1.0
+    assert set(cell.asr) == {rule.name for rule in plan.rules}
 
 
 def test_medians_and_means(plan: Plan) -> None:
@@ -198,13 +218,13 @@ def test_medians_and_means(plan: Plan) -> None:
 
     cell = only(plan, planned, fill(planned, changes))
     # The trial without a number counts as the worst: half a cell that diverged looks no better.
-    assert cell["mse"] == pytest.approx(8.5e-6)
-    assert cell["steps"] == 7.5
-    assert cell["mse_clamped"] == 1e-5
-    assert cell["label_accuracy"] == 0.75
-    assert cell["accuracy"] == pytest.approx(0.4)
-    assert cell["pretrained"] is False
-    assert cell["baselines"]["mean_image"] == pytest.approx(0.06)
+    assert cell.mse == pytest.approx(8.5e-6)
+    assert cell.steps == 7.5
+    assert cell.mse_clamped == 1e-5
+    assert cell.label_accuracy == 0.75
+    assert cell.accuracy == pytest.approx(0.4)
+    assert cell.pretrained is False
+    assert cell.baselines.mean_image == pytest.approx(0.06)
 
 
 def test_every_end_of_a_trial_is_counted(plan: Plan) -> None:
@@ -219,29 +239,29 @@ def test_every_end_of_a_trial_is_counted(plan: Plan) -> None:
         6: None,
     }
     cell = only(plan, planned, fill(planned, lambda n, v: ends.get(v, {})))
-    counts = {name: cell[name] for name in cells.COUNTS}
+    counts = cell.ends
     assert counts == {
         "ok": 9, "nan": 1, "diverged": 1, "oom": 1, "timeout": 1, "skipped": 1, "error": 1,
         "missing": 1,
     }  # fmt: skip
-    assert sum(counts.values()) == cell["planned"] == 16
+    assert sum(counts.values()) == cell.planned == 16
     # 14 trials enter: not the skipped nor the missing one; a diverged one may well succeed.
     first = [False] * 4 + [True] * 2
-    assert cell["asr"]["strict"] == rate_interval([first, [True] * 8]).as_dict()
+    assert cell.asr["strict"] == rate_interval([first, [True] * 8])
     report = build(plan, (planned, fill(planned, lambda n, v: ends.get(v, {}))))
     listed = "16: 9 ok, 1 nan, 1 diverged, 1 oom, 1 timeout, 1 skipped, 1 error, 1 missing"
-    assert listed in tables.to_markdown(report)
+    assert listed in renderings.to_markdown(report)
 
 
 def test_a_skipped_cell_has_no_rate(plan: Plan) -> None:
     planned = plan_cell(plan, "lfw", skip=NO_LFW)
     report = build(plan, (planned, {}))
-    (cell,) = report["cells"]
-    assert (cell["skipped"], cell["missing"], cell["reason"]) == (16, 0, NO_LFW)
-    assert cell["asr"]["strict"] == {"value": None, "low": None, "high": None}
+    (cell,) = report.cells
+    assert (cell.skipped, cell.missing, cell.reason) == (16, 0, NO_LFW)
+    assert cell.asr["strict"] == Interval(None, None, None)
     assert flags(cell) == {}
-    assert cell["verdict"]["summary"] == "Nothing was measured."
-    text = tables.to_markdown(report)
+    assert verdict(cell).summary == "Nothing was measured."
+    text = renderings.to_markdown(report)
     assert f"Not run: {NO_LFW}" in text
     assert f"lfw: 16 trials skipped, {NO_LFW}" in text
 
@@ -257,53 +277,53 @@ def test_steps_to_success_counts_those_that_never_succeed(plan: Plan) -> None:
         return NOISE | {"steps": 2, "ended": "nan"}
 
     cell = only(plan, planned, fill(planned, changes))
-    assert cell["steps_to_success"]["strict"] == {"median": None, "mean_of_successes": 6.5}
-    evaluations = cell["evaluations_to_success"]["strict"]
-    assert evaluations == {"median": None, "mean_of_successes": 131.0}
+    assert cell.steps_to_success["strict"] == Effort(median=None, mean_of_successes=6.5)
+    evaluations = cell.evaluations_to_success["strict"]
+    assert evaluations == Effort(median=None, mean_of_successes=131.0)
     times = [*range(4, 10), *([30] * 10)]
     assert kaplan_meier_median(times, [True] * 6 + [False] * 10) is None
-    assert "identified" not in cell["steps_to_success"]
-    assert "identified" not in cell["evaluations_to_success"]
+    assert "identified" not in cell.steps_to_success
+    assert "identified" not in cell.evaluations_to_success
 
     half = only(plan, planned, fill(planned, lambda n, v: NOISE if v < 8 else {}))
-    assert half["steps_to_success"]["strict"]["median"] == 5
-    assert half["evaluations_to_success"]["strict"]["median"] == 100
+    assert half.steps_to_success["strict"].median == 5
+    assert half.evaluations_to_success["strict"].median == 100
 
 
 def test_a_batchs_ceiling_starts_from_as_many_guesses_as_images() -> None:
     batches = resolve("batches", settings=["defenses.0.name='dp_baseline'"])
     planned = plan_cell(batches, defense="batch_8/none", mu=0.0)
-    assert only(batches, planned, fill(planned))["ceiling"] == pytest.approx(8 / 1000)
+    assert only(batches, planned, fill(planned)).ceiling == pytest.approx(8 / 1000)
 
 
 def test_who_stops_before_the_paper_refutes_nothing() -> None:
     short = resolve("tpds_table1", settings=["profiles.quick.parameters.steps=5"])
     planned = plan_cell(short, defense="cpl/none", networks=3)
     cell = only(short, planned, fill(planned, lambda n, v: NOISE | {"steps": 5}))
-    words = [*cell["verdict"]["asr"].values()]
-    words += [r["verdict"] for key in ("rmse", "attack_iterations")
-              for r in cell["verdict"][key].values()]  # fmt: skip
-    assert "inconclusive" in words and "not reproduced" not in words
+    said: list[str] = [*verdict(cell).asr.values()]
+    for number in ("rmse", "attack_iterations"):
+        said += [reading.verdict for reading in readings_of(cell, number).values()]
+    assert "inconclusive" in said and "not reproduced" not in said
 
 
 def test_ceiling_and_the_flag_above_it(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_baseline", mu=0.5)
     cell = only(plan, planned, fill(planned))
-    assert cell["ceiling"] == pytest.approx(norm.cdf(norm.ppf(1 / 1000) + 0.5))
+    assert cell.ceiling == pytest.approx(norm.cdf(norm.ppf(1 / 1000) + 0.5))
     assert "above_ceiling" in flags(cell)
     below = only(plan, planned, fill(planned, lambda n, v: NOISE))
     assert "above_ceiling" not in flags(below)
     infinite = plan_cell(plan, defense="dp_baseline_mean", mu=math.inf)
-    assert only(plan, infinite, fill(infinite))["ceiling"] == 1.0
-    assert only(plan, plan_cell(plan), {})["ceiling"] is None
+    assert only(plan, infinite, fill(infinite)).ceiling == 1.0
+    assert only(plan, plan_cell(plan), {}).ceiling is None
 
 
 @pytest.mark.parametrize(("networks", "few"), [(1, True), (2, True), (3, False)])
 def test_few_networks(plan: Plan, networks: int, few: bool) -> None:
     planned = plan_cell(plan, networks=networks)
     report = build(plan, (planned, fill(planned)))
-    assert ("few_networks" in flags(report["cells"][0])) == few
-    assert any("Few networks" in note["text"] for note in report["notes"]) == few
+    assert ("few_networks" in flags(report.cells[0])) == few
+    assert any("Few networks" in note.text for note in report.notes) == few
 
 
 def test_flags_are_counted_and_naive_only_rows_are_named(plan: Plan) -> None:
@@ -313,7 +333,7 @@ def test_flags_are_counted_and_naive_only_rows_are_named(plan: Plan) -> None:
     alone = only(plan, naive, fill(naive, lambda n, v: NOISE | {"flags": given}))
     assert flags(alone) == {"fits_noise": 24, "label_inferred": 24, "non_adaptive_only": None}
     both = build(plan, (naive, fill(naive)), (adaptive, fill(adaptive)))
-    assert not any("non_adaptive_only" in flags(cell) for cell in both["cells"])
+    assert not any("non_adaptive_only" in flags(cell) for cell in both.cells)
 
 
 def test_same_rows_are_found_and_said(plan: Plan) -> None:
@@ -324,10 +344,10 @@ def test_same_rows_are_found_and_said(plan: Plan) -> None:
         (rows[1], fill(rows[1], lambda n, v: NOISE)),
         (rows[2], fill(rows[2], lambda n, v: NOISE | {"loss": 0.5} if v == 7 else NOISE)),
     )
-    found = [[name for name in flags(c) if name.startswith("same_as")] for c in report["cells"]]
+    found = [[name for name in flags(c) if name.startswith("same_as")] for c in report.cells]
     assert found == [[], ["same_as: dp_baseline"], []]
     text = "Quantile clip gives the same numbers as DP-baseline in every trial: mnist (naive)."
-    assert text in tables.to_markdown(report)
+    assert text in renderings.to_markdown(report)
 
 
 def test_images_of_one_batch_count_as_one_trial(plan: Plan) -> None:
@@ -339,13 +359,13 @@ def test_images_of_one_batch_count_as_one_trial(plan: Plan) -> None:
     cell = only(plan, planned, fill(planned, changes))
     outcomes = [[v % 16 >= 8 for v in victims] for victims in planned.victims]
     groups = [[v // 8 for v in victims] for victims in planned.victims]
-    assert cell["asr"]["strict"] == rate_interval(outcomes, groups=groups).as_dict()
-    alone = rate_interval(outcomes).as_dict()
-    assert cell["asr"]["strict"]["value"] == alone["value"] == 0.5
-    assert cell["asr"]["strict"]["low"] < alone["low"] - 0.1
+    assert cell.asr["strict"] == rate_interval(outcomes, groups=groups)
+    alone = rate_interval(outcomes)
+    assert cell.asr["strict"].value == alone.value == 0.5
+    assert cell.asr["strict"].low < alone.low - 0.1
     # Eight batches leave open what 64 images would have settled.
     word = rate_verdict(0.23, rate_interval(outcomes, level=0.90, groups=groups))
-    assert cell["verdict"]["asr"]["paper_norm_raw"] == word == "inconclusive"
+    assert verdict(cell).asr["paper_norm_raw"] == word == "inconclusive"
     assert rate_verdict(0.23, rate_interval(outcomes, level=0.90)) == "not reproduced"
 
 
@@ -360,14 +380,14 @@ def tpds() -> Plan:
 def test_cells_say_which_variant_and_which_defense_they_are(tpds: Plan) -> None:
     pairs = [plan_cell(tpds, defense=row) for row in ("cpl/none", "cpl_restarts_4/none")]
     report = build(tpds, *((planned, fill(planned)) for planned in pairs))
-    found = [[c[name] for name in ("row", "variant", "defense", "label")] for c in report["cells"]]
+    found = [(c.row, c.variant, c.defense, c.label) for c in report.cells]
     assert found == [
-        ["cpl/none", "cpl", "none", "CPL"],
-        ["cpl_restarts_4/none", "cpl_restarts_4", "none", "CPL, 4 restarts"],
+        ("cpl/none", "cpl", "none", "CPL"),
+        ("cpl_restarts_4/none", "cpl_restarts_4", "none", "CPL, 4 restarts"),
     ]
     # Two attacks that both succeed are two rows, and no news.
-    assert not any(name.startswith("same_as") for name in flags(report["cells"][1]))
-    text = tables.to_markdown(report)
+    assert not any(name.startswith("same_as") for name in flags(report.cells[1]))
+    text = renderings.to_markdown(report)
     assert "gives the same numbers" not in text
     assert "on model lenet_cpl (untrained), leak type2/example@first" in text
 
@@ -376,16 +396,16 @@ def test_every_attacker_is_listed_once_with_what_it_is_given() -> None:
     ladder = resolve("ladder", "quick")
     planned = plan_cell(ladder, defense="untrained_cpl/sigma_1", knowledge="adaptive")
     report = build(ladder, (planned, fill(planned)))
-    found = [(a["variant"], a["attack"], a["grants"]) for a in report["attackers"]]
+    found = [(a.variant, a.attack, a.grants) for a in report.attackers]
     assert found == [
-        ("untrained_cpl", "cpl", []),
-        ("untrained_candidates", "candidates", ["candidates"]),
-        ("trained_cpl", "cpl", []),
-        ("trained_candidates", "candidates", ["candidates"]),
+        ("untrained_cpl", "cpl", ()),
+        ("untrained_candidates", "candidates", ("candidates",)),
+        ("trained_cpl", "cpl", ()),
+        ("trained_candidates", "candidates", ("candidates",)),
     ]
-    assert report["attackers"][0]["parameters"]["steps"] == 30
-    assert "candidates adaptive" in tables.to_markdown(report)
-    assert "given the candidates" in tables.to_markdown(report)
+    assert report.attackers[0].parameters["steps"] == 30
+    assert "candidates adaptive" in renderings.to_markdown(report)
+    assert "given the candidates" in renderings.to_markdown(report)
 
 
 def test_pretrained_cells_say_so_and_how_good_the_network_is() -> None:
@@ -397,9 +417,9 @@ def test_pretrained_cells_say_so_and_how_good_the_network_is() -> None:
         (cells_of[0], fill(cells_of[0])),
         (cells_of[1], fill(cells_of[1], lambda n, v: {"accuracy": 0.94 if n else 0.96})),
     )
-    assert [cell["pretrained"] for cell in report["cells"]] == [False, True]
-    assert [cell["accuracy"] for cell in report["cells"]] == [0.125, pytest.approx(0.95)]
-    text = tables.to_markdown(report)
+    assert [cell.pretrained for cell in report.cells] == [False, True]
+    assert [cell.accuracy for cell in report.cells] == [0.125, pytest.approx(0.95)]
+    text = renderings.to_markdown(report)
     assert "cnn2 (untrained), cnn2 (pretrained)" in text
     header = row_of(text, "method", "attacker", "accuracy")
     place = header.index("accuracy")
@@ -414,9 +434,9 @@ def test_notes_of_a_variant_stand_beside_its_rows_only() -> None:
         for variant in ("untrained_cpl", "untrained_candidates")
     ]
     report = build(ladder, *((each, fill(each)) for each in planned))
-    (note,) = (n for n in report["notes"] if n["source"] == "suite")
-    assert note["rows"] == ["untrained_candidates/sigma_0"]
-    text = tables.to_markdown(report)
+    (note,) = (n for n in report.notes if n.source == "suite")
+    assert note.rows == ("untrained_candidates/sigma_0",)
+    text = renderings.to_markdown(report)
     numbers = {label: row_of(text, label, "adaptive")[-1].split(", ")
                for label in ("untrained, CPL, clipping alone",
                              "untrained, candidates, clipping alone")}  # fmt: skip
@@ -424,7 +444,7 @@ def test_notes_of_a_variant_stand_beside_its_rows_only() -> None:
     assert "1" in numbers["untrained, candidates, clipping alone"]
     # A report without that variant has no such note.
     alone = build(ladder, (planned[0], fill(planned[0])))
-    assert not [n for n in alone["notes"] if n["source"] == "suite"]
+    assert not [n for n in alone.notes if n.source == "suite"]
 
 
 def runner_cell(plan: Plan, row: str) -> PlannedCell:
@@ -449,23 +469,23 @@ def runner_cell(plan: Plan, row: str) -> PlannedCell:
 def test_a_printed_root_is_compared_with_roots(tpds: Plan, mse: float, word: str) -> None:
     planned = plan_cell(tpds, defense="cpl/none", networks=3)
     cell = only(tpds, planned, fill(planned, lambda n, v: {"mse_raw": mse, "mse_clamped": mse}))
-    assert cell["printed"] == {"asr": "1", "rmse": "0.120", "attack_iterations": "11.5"}
-    readings = cell["verdict"]["rmse"]
-    assert "mse" not in cell["verdict"]
+    assert cell.printed == PrintedEntry(asr="1", rmse="0.120", attack_iterations="11.5")
+    readings = readings_of(cell, "rmse")
+    assert verdict(cell).mse is None
     for name in ("paper_mean_raw", "paper_mean_clamped"):
-        assert readings[name]["value"] == pytest.approx(mse**0.5)
-        assert readings[name]["verdict"] == word
+        assert readings[name].value == pytest.approx(mse**0.5)
+        assert readings[name].verdict == word
     # A distance is a root already.
-    assert readings["paper_norm_raw"]["value"] == pytest.approx(0.09)
-    assert "RMSE 0.120: reproduced by" in cell["verdict"]["summary"]
+    assert readings["paper_norm_raw"].value == pytest.approx(0.09)
+    assert "RMSE 0.120: reproduced by" in verdict(cell).summary
 
 
 def test_a_printed_root_stands_in_the_tables(tpds: Plan) -> None:
     planned = plan_cell(tpds, defense="cpl/none", networks=3)
     report = build(tpds, (planned, fill(planned)))
-    text = tables.to_markdown(report)
+    text = renderings.to_markdown(report)
     assert "RMSE" in text
-    (line,) = csv.DictReader(io.StringIO(tables.to_csv(report)))
+    (line,) = csv.DictReader(io.StringIO(renderings.to_csv(report)))
     assert (line["printed.rmse"], line["row"], line["variant"]) == ("0.120", "cpl/none", "cpl")
 
 
@@ -490,15 +510,17 @@ def test_a_printed_yes_or_no_is_held_against_one_half(
 ) -> None:
     planned = plan_cell(yes_or_no, defense=defense, networks=3)
     cell = only(yes_or_no, planned, fill(planned, lambda n, v: NOISE if v < failing else {}))
-    assert cell["printed"]["asr"] == ("Y" if "non_private" in defense else "N")
-    assert cell["verdict"]["asr"]["strict"] == word
+    assert cell.printed is not None and cell.printed.asr == (
+        "Y" if "non_private" in defense else "N"
+    )
+    assert verdict(cell).asr["strict"] == word
     said = "success" if "non_private" in defense else "failure"
-    assert f"Printed {said}: " in cell["verdict"]["summary"]
+    assert f"Printed {said}: " in verdict(cell).summary
 
 
 def test_a_rule_that_is_strict_and_the_papers_has_one_column(yes_or_no: Plan) -> None:
     planned = plan_cell(yes_or_no, defense="type2/non_private", networks=3)
-    text = tables.to_markdown(build(yes_or_no, (planned, fill(planned))))
+    text = renderings.to_markdown(build(yes_or_no, (planned, fill(planned))))
     header = next(line for line in text.splitlines() if "own stop" in line)
     assert [cell.strip() for cell in header.split("|")].count("strict") == 1
 
@@ -507,10 +529,10 @@ def test_a_claim_without_numbers_has_a_verdict_on_its_rate_alone() -> None:
     plan = resolve("tpds_section4", "quick")
     planned = plan_cell(plan, defense="cpl/prune_90", networks=3)
     cell = only(plan, planned, fill(planned, lambda n, v: NOISE))
-    assert cell["printed"] == {"asr": "N"}
-    assert set(cell["verdict"]) == {"asr", "summary"}
-    assert cell["verdict"]["asr"]["strict"] == "reproduced"
-    assert "failure" in cell["verdict"]["summary"]
+    assert cell.printed == PrintedEntry(asr="N")
+    assert set(verdict(cell).as_dict()) == {"asr", "summary"}
+    assert verdict(cell).asr["strict"] == "reproduced"
+    assert "failure" in verdict(cell).summary
 
 
 def test_gallery_columns_are_rows(tpds: Plan) -> None:
@@ -537,8 +559,8 @@ def test_rate_verdicts_are_those_of_the_statistics_module(plan: Plan, successes:
     cell = only(plan, planned, fill(planned, share(successes)))
     outcomes = [[v < successes for v in range(100)]] * 3
     expected = rate_verdict(0.23, rate_interval(outcomes, level=0.90))
-    assert cell["verdict"]["asr"]["paper_norm_raw"] == expected
-    assert cell["verdict"]["asr"]["paper_mean_clamped"] == "not reproduced"
+    assert verdict(cell).asr["paper_norm_raw"] == expected
+    assert verdict(cell).asr["paper_mean_clamped"] == "not reproduced"
     if successes in (23, 50):
         assert expected == ("reproduced" if successes == 23 else "not reproduced")
 
@@ -555,22 +577,22 @@ def test_mse_verdict_at_the_ends_of_its_band(plan: Plan, value: float, word: str
     if value < 0.7:
         measured |= {"first_step": NOISE["first_step"] | {"paper_mean_raw": 3}}
     cell = only(plan, planned, fill(planned, lambda n, v: measured))
-    reading = cell["verdict"]["mse"]["paper_mean_raw"]
-    assert reading["verdict"] == word
-    assert reading["over"] == ("successes" if value < 0.7 else "all")
+    reading = readings_of(cell, "mse")["paper_mean_raw"]
+    assert reading.verdict == word
+    assert reading.over == ("successes" if value < 0.7 else "all")
 
 
 def test_mse_is_that_of_successes_only(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_baseline")
     cell = only(plan, planned, fill(planned, lambda n, v: NOISE if v % 2 else {}))
-    reading = cell["verdict"]["mse"]["paper_norm_clamped"]
-    assert reading["over"] == "successes"
-    assert reading["value"] == pytest.approx(0.09)  # the distance, as this reading has it
+    reading = readings_of(cell, "mse")["paper_norm_clamped"]
+    assert reading.over == "successes"
+    assert reading.value == pytest.approx(0.09)  # the distance, as this reading has it
     everything = [[1e-5, 0.48] * 4] * 2
     expected = mean_interval(everything, level=0.90)
-    clamped = cell["verdict"]["mse"]["paper_mean_clamped"]
-    assert clamped["value"] == pytest.approx(expected.value)
-    assert clamped["verdict"] == ratio_verdict(0.547, expected, resolution=0.0005)
+    clamped = readings_of(cell, "mse")["paper_mean_clamped"]
+    assert clamped.value == pytest.approx(expected.value)
+    assert clamped.verdict == ratio_verdict(0.547, expected, resolution=0.0005)
 
 
 @pytest.mark.parametrize(("step", "word"), [(26, "reproduced"), (27, "not reproduced")])
@@ -579,60 +601,60 @@ def test_iterations_at_the_end_of_their_band(plan: Plan, step: int, word: str) -
     cell = only(
         plan, planned, fill(planned, lambda n, v: {"first_step": dict.fromkeys(STEPWISE, step)})
     )
-    readings = cell["verdict"]["attack_iterations"]
+    readings = readings_of(cell, "attack_iterations")
     assert set(readings) == {*STEPWISE, "own_stop"}
-    assert readings["strict"]["verdict"] == word
-    assert readings["own_stop"]["value"] == 30
+    assert readings["strict"].verdict == word
+    assert readings["own_stop"].value == 30
 
 
 def test_a_printed_limit_is_compared_with_the_steps_spent(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_dyn_s_sigma", networks=3)
     quick = only(plan, planned, fill(planned, lambda n, v: NOISE))
-    reading = quick["verdict"]["attack_iterations"]["paper_norm_raw"]
+    reading = readings_of(quick, "attack_iterations")["paper_norm_raw"]
     # 30 steps are the profile's own limit: they say nothing about a printed 300.
-    assert (reading["value"], reading["verdict"]) == (30, "inconclusive")
+    assert (reading.value, reading.verdict) == (30, "inconclusive")
 
     paper = resolve("tifs_table3", "paper")
     planned = plan_cell(paper, defense="dp_dyn_s_sigma", networks=3)
     full = only(paper, planned, fill(planned, lambda n, v: NOISE | {"steps": 300}))
-    readings = full["verdict"]["attack_iterations"]
-    assert readings["paper_norm_raw"]["verdict"] == "reproduced"
-    assert readings["paper_mean_clamped"]["verdict"] == "not reproduced"  # passes at step 0
+    readings = readings_of(full, "attack_iterations")
+    assert readings["paper_norm_raw"].verdict == "reproduced"
+    assert readings["paper_mean_clamped"].verdict == "not reproduced"  # passes at step 0
 
 
 def test_without_a_success_there_is_nothing_to_compare_with_a_printed_mean(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_baseline", networks=3)
     cell = only(plan, planned, fill(planned, lambda n, v: NOISE | {"steps": 13}))
-    readings = cell["verdict"]["attack_iterations"]
-    assert readings["strict"]["value"] is None
+    readings = readings_of(cell, "attack_iterations")
+    assert readings["strict"].value is None
     # 13 steps spent in vain are no 13.4 steps of a success.
-    assert readings["own_stop"]["verdict"] == "inconclusive"
+    assert readings["own_stop"].verdict == "inconclusive"
 
 
 def test_a_reading_that_the_start_passes_is_called_out(plan: Plan) -> None:
     planned = plan_cell(plan, defense="dp_baseline")
     report = build(plan, (planned, fill(planned, lambda n, v: NOISE)))
-    (cell,) = report["cells"]
-    assert cell["start_passes"] == ["paper_mean_raw", "paper_mean_clamped"]
-    summary = cell["verdict"]["summary"]
+    (cell,) = report.cells
+    assert cell.start_passes == ("paper_mean_raw", "paper_mean_clamped")
+    summary = verdict(cell).summary
     assert "the start image already passes under 'mean, raw', 'mean, clamped'" in summary
     assert "MSE 0.547: reproduced by 'mean, clamped'" in summary
-    assert "start passes" in tables.to_markdown(report)
+    assert "start passes" in renderings.to_markdown(report)
 
 
 def test_adaptive_cells_show_the_printed_numbers_without_a_verdict(plan: Plan) -> None:
     planned = plan_cell(plan, knowledge="adaptive")
     cell = only(plan, planned, fill(planned))
-    assert cell["printed"] == {"asr": "1", "mse": "1.50e-05", "attack_iterations": "11.5"}
-    assert cell["verdict"] == {}
+    assert cell.printed == PrintedEntry(asr="1", mse="1.50e-05", attack_iterations="11.5")
+    assert cell.verdict is None
 
 
 def test_another_attack_is_not_compared(plan: Plan) -> None:
     other = dataclasses.replace(plan, printed={})
     planned = plan_cell(plan)
     report = build(other, (planned, fill(planned)))
-    assert (report["cells"][0]["printed"], report["cells"][0]["verdict"]) == ({}, {})
-    assert "Beside the printed numbers" not in tables.to_markdown(report)
+    assert (report.cells[0].printed, report.cells[0].verdict) == (None, None)
+    assert "Beside the printed numbers" not in renderings.to_markdown(report)
 
 
 def test_a_printed_rate_above_one_is_refused(plan: Plan) -> None:
@@ -647,7 +669,7 @@ def test_a_printed_rate_above_one_is_refused(plan: Plan) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed(plan: Plan) -> cells.Report:
+def mixed(plan: Plan) -> Report:
     """Recovered without defense, noise with it, one crash, a skipped data set."""
     diverged = NOISE | {"mse_raw": None, "ssim": None}
     bare = plan_cell(plan)
@@ -672,8 +694,8 @@ def row_of(text: str, *starts: str) -> list[str]:
     raise AssertionError(f"no row {starts}")
 
 
-def test_noise_passes_the_papers_rule_and_not_the_strict_one(mixed: cells.Report) -> None:
-    text = tables.to_markdown(mixed)
+def test_noise_passes_the_papers_rule_and_not_the_strict_one(mixed: Report) -> None:
+    text = renderings.to_markdown(mixed)
     row = row_of(text, "DP-baseline", "naive")
     assert row[3] == "0.00 [0.00, 0.19]"
     assert "0.00 / 1.00 / 0.00 / 0.00" in row
@@ -681,15 +703,15 @@ def test_noise_passes_the_papers_rule_and_not_the_strict_one(mixed: cells.Report
     assert "The paper's rule, in 4 readings: mean, raw / mean, clamped / norm, raw" in text
 
 
-def test_markdown_says_what_matters(mixed: cells.Report) -> None:
-    text = tables.to_markdown(mixed)
+def test_markdown_says_what_matters(mixed: Report) -> None:
+    text = renderings.to_markdown(mixed)
     assert text.startswith("# TIFS Table III")
     assert "47 of 64 planned trials have a result" in text  # one crashed, 16 skipped
     assert "16: 15 ok, 1 error" in text
     assert "start image 0.3, mean image 0.06, mean of the class 0.05" in text
     assert "not reproduced (few networks)" in text
     assert "Started 2025-01-01T00:00:00+00:00 on cpu; leakbench 0.1.0." in text
-    numbers = [note["text"] for note in mixed["notes"]]
+    numbers = [note.text for note in mixed.notes]
     notes = {int(n) for n in re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE)}
     assert notes == set(range(1, len(numbers) + 1))
     assert row_of(text, "DP-baseline", "naive")[-1] == "3, 8"  # 8: why one failed
@@ -698,19 +720,19 @@ def test_markdown_says_what_matters(mixed: cells.Report) -> None:
         assert len({len(line) for line in block.splitlines()}) == 1
 
 
-def test_a_bar_in_a_label_stays_in_its_cell(mixed: cells.Report) -> None:
-    changed = json.loads(json.dumps(mixed))
-    changed["cells"][0]["label"] = "a|b"
-    assert "a\\|b" in tables.to_markdown(changed)
+def test_a_bar_in_a_label_stays_in_its_cell(mixed: Report) -> None:
+    first = dataclasses.replace(mixed.cells[0], label="a|b")
+    changed = dataclasses.replace(mixed, cells=(first, *mixed.cells[1:]))
+    assert "a\\|b" in renderings.to_markdown(changed)
 
 
-def test_json_is_strict_and_keeps_its_order(mixed: cells.Report) -> None:
+def test_json_is_strict_and_keeps_its_order(mixed: Report) -> None:
     def refuse(name: str) -> float:
         raise AssertionError(name)
 
-    text = tables.to_json(mixed)
+    text = renderings.to_json(mixed)
     again = json.loads(text, parse_constant=refuse)
-    assert again == mixed
+    assert again == mixed.as_dict()
     assert list(again)[:2] == ["suite", "profile"]
     assert list(again["cells"][0])[:10] == [
         "dataset", "model", "pretrained", "accuracy", "row", "variant", "defense", "label",
@@ -718,27 +740,25 @@ def test_json_is_strict_and_keeps_its_order(mixed: cells.Report) -> None:
     ]  # fmt: skip
 
 
-def test_csv_has_a_row_a_cell(mixed: cells.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(tables.to_csv(mixed))))
-    assert len(rows) == len(mixed["cells"])
+def test_csv_has_a_row_a_cell(mixed: Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(renderings.to_csv(mixed))))
+    assert len(rows) == len(mixed.cells)
     assert rows[1]["asr.paper_mean_clamped.value"] == "1.0"
     assert rows[1]["printed.mse"] == "0.547"
     assert rows[2]["verdict.asr.paper_mean_raw"] == ""
     assert rows[1]["flags"] == "label_inferred=16;few_networks"
 
 
-def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: cells.Report) -> None:
-    changed = json.loads(json.dumps(mixed))
-    changed["notes"].append(
-        {"text": "<script>alert(1)</script>", "source": "suite", "datasets": None, "rows": None}
-    )
-    page = tables.to_html(changed, b"\x89PNG")
+def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: Report) -> None:
+    note = Note(text="<script>alert(1)</script>", source="suite")
+    changed = dataclasses.replace(mixed, notes=(*mixed.notes, note))
+    page = renderings.to_html(changed, b"\x89PNG")
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "://" not in page
     sources = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^"\s>)]*)', page)
     assert sources == ["data:image/png;base64,iVBORw=="]
-    assert "<img" not in tables.to_html(mixed)
+    assert "<img" not in renderings.to_html(mixed)
 
 
 @pytest.mark.parametrize(
@@ -747,7 +767,7 @@ def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: cells.Report)
      (300.0, "300"), (1.5e-5, "1.5e-5"), (4.2e5, "4.2e5"), (9999.7, "10000")],
 )  # fmt: skip
 def test_compact(value: float | None, text: str) -> None:
-    assert tables.compact(value) == text
+    assert words.compact(value) == text
 
 
 # ------------------------------------------------------------------------------ gallery
@@ -897,9 +917,9 @@ def test_a_changed_suite_says_so_and_is_not_judged_by_print() -> None:
     planned = plan_cell(changed, defense="dp_baseline")
     manifest = MANIFEST | {"defense": "dp_baseline", "settings": [clip]}
     report = cells.build(changed, [planned], fill(planned, lambda n, v: NOISE), manifest)
-    (cell,) = report["cells"]
-    assert (cell["printed"], cell["verdict"]) == ({}, {})
-    text = tables.to_markdown(report)
+    (cell,) = report.cells
+    assert (cell.printed, cell.verdict) == (None, None)
+    text = renderings.to_markdown(report)
     assert f"Not the suite as published: --defense dp_baseline --set {clip}." in text
     assert "line_search=True" in text
 
@@ -908,20 +928,20 @@ def test_running_more_victims_is_still_judged_by_print() -> None:
     larger = resolve("tifs_table3", settings=["profiles.quick.victims=9"])
     planned = plan_cell(larger, defense="dp_baseline")
     cell = only(larger, planned, fill(planned, lambda n, v: NOISE))
-    assert cell["verdict"]
+    assert cell.verdict is not None
 
 
 def test_a_defense_that_crashes_the_attack_reproduces_nothing(plan: Plan) -> None:
     """A printed rate of 0 must not be confirmed by trials that came to nothing."""
     planned = plan_cell(plan, defense="dp_dyn_s_sigma")
     cell = only(plan, planned, fill(planned, lambda n, v: CRASH))
-    assert cell["verdict"] == {}
-    assert cell["asr"]["strict"] == {"value": None, "low": None, "high": None}
+    assert cell.verdict is None
+    assert cell.asr["strict"] == Interval(None, None, None)
     report = build(plan, (planned, fill(planned, lambda n, v: CRASH)))
-    text = tables.to_markdown(report)
+    text = renderings.to_markdown(report)
     assert "0 of 16 planned trials have a result" in text
     assert "reproduced:" not in text
     half = only(plan, planned, fill(planned, lambda n, v: CRASH if n else NOISE))
-    assert half["asr"]["strict"]["value"] == 0
-    assert half["asr"]["strict"]["high"] > 0.5  # the crashed half might have succeeded
-    assert half["verdict"] == {}
+    assert half.asr["strict"].value == 0
+    assert half.asr["strict"].high > 0.5  # the crashed half might have succeeded
+    assert half.verdict is None

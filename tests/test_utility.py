@@ -24,7 +24,8 @@ from leakbench.federated import train
 from leakbench.pretraining import accuracy
 from leakbench.privacy import pld
 from leakbench.records import Run
-from leakbench.report import cells, costs, tables
+from leakbench.report import cells, costs, renderings
+from leakbench.report.content import Report
 from leakbench.spec import Plan, Schedule
 from leakbench.streams import NoiseStreams
 from leakbench.suite import resolve
@@ -131,7 +132,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     return plan, folder / "run"
 
 
-def report_of(plan: Plan, folder: Path) -> dict[str, Any]:
+def report_of(plan: Plan, folder: Path) -> Report:
     store = Run(folder)
     return cells.build(
         plan,
@@ -277,7 +278,7 @@ def test_no_data_is_no_error(write: Write, tmp_path: Path) -> None:
     outcome = run(resolve(path), tmp_path / "run")
     assert (outcome.ran, outcome.errors, outcome.skipped) == (0, 0, 30)
     report = report_of(resolve(path), tmp_path / "run")
-    assert all("no data" in entry["reason"] for entry in report["costs"])
+    assert all("no data" in entry.reason for entry in report.costs)
 
 
 @pytest.mark.data
@@ -351,19 +352,20 @@ def test_epsilon_is_that_of_the_releases(done: tuple[Plan, Path]) -> None:
 def test_costs_stand_beside_the_worst_attack(done: tuple[Plan, Path]) -> None:
     plan, folder = done
     report = report_of(plan, folder)
-    json.dumps(report, allow_nan=False)
-    entries = {entry["row"]: entry for entry in report["costs"]}
+    json.dumps(report.as_dict(), allow_nan=False)
+    entries = {entry.row: entry for entry in report.costs}
     records = trained(folder)
     for row, entry in entries.items():
         mean = (records[row, 0]["accuracy"] + records[row, 1]["accuracy"]) / 2
-        assert entry["accuracy"]["value"] == pytest.approx(mean)
-        assert entry["networks"] == 2 and entry["failed"] == 0
-    assert entries["none"]["times_undefended"] == 1.0
-    ratio = entries["cdp"]["seconds_per_iteration"] / entries["none"]["seconds_per_iteration"]
-    assert entries["cdp"]["times_undefended"] == pytest.approx(ratio)
-    assert entries["none"]["printed_accuracy"] == "0.954"
-    assert entries["none"]["verdict"] == "sample data"  # .3 after 4 rounds, on 4,000 digits
-    text = tables.to_markdown(report)
+        assert entry.accuracy.value == pytest.approx(mean)
+        assert entry.networks == 2 and entry.failed == 0
+    assert entries["none"].times_undefended == 1.0
+    own, other = (entries[row].seconds_per_iteration for row in ("cdp", "none"))
+    assert own is not None and other is not None
+    assert entries["cdp"].times_undefended == pytest.approx(own / other)
+    assert entries["none"].printed_accuracy == "0.954"
+    assert entries["none"].verdict == "sample data"  # .3 after 4 rounds, on 4,000 digits
+    text = renderings.to_markdown(report)
     assert "Leakage, accuracy, privacy and cost" in text
     line = next(line for line in text.splitlines() if line.startswith("| Fed-CDP"))
     assert "replace-one" in line and "not amplified" in line and "3 of 20" in line
@@ -373,8 +375,8 @@ def test_fewer_rounds_neither_confirm_nor_refute(write: Write, tmp_path: Path) -
     path = write(("[profiles.quick.utility]", "[profiles.quick.utility]\niterations = 1"))
     plan = resolve(path, defense="none")
     run(plan, tmp_path / "run")
-    (entry,) = report_of(plan, tmp_path / "run")["costs"]
-    assert (entry["verdict"], entry["rounds"]) == ("fewer rounds", 1)
+    (entry,) = report_of(plan, tmp_path / "run").costs
+    assert (entry.verdict, entry.rounds) == ("fewer rounds", 1)
 
 
 @pytest.mark.parametrize(
@@ -399,8 +401,8 @@ def test_what_a_training_may_say_of_print(
         for each in planned for key in each.trials()
     }  # fmt: skip
     (entry,) = costs.build(plan, planned, records)
-    assert entry["verdict"] == verdict
-    assert entry["nan"] == (2 if status == "nan" else 0)
+    assert entry.verdict == verdict
+    assert entry.nan == (2 if status == "nan" else 0)
 
 
 def test_printed_accuracies_go_with_the_settings_they_are_of(write: Write) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from leakbench.errors import LeakbenchError
 if TYPE_CHECKING:
     from leakbench.described import PlannedCell, PlannedTraining
     from leakbench.records import Run
+    from leakbench.report.content import Report
     from leakbench.spec import Plan
 
 
@@ -75,9 +76,8 @@ def write_reports(folder: Path) -> tuple[str, list[str]]:
     for format, text in texts.items():
         write(folder / f"report.{format.value}", text)
     broken = [
-        f"{cell['dataset']}, {cell['label']}, {cell['attack']} {cell['knowledge']}"
-        for cell in content["cells"]
-        if any(flag["name"] == "above_ceiling" for flag in cell["flags"])
+        f"{cell.dataset}, {cell.label}, {cell.attack} {cell.knowledge}"
+        for cell in content.above_ceiling()
     ]
     return texts[Format.md], broken
 
@@ -132,19 +132,23 @@ def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining
     return plan, planned, trained
 
 
-def _content(store: Run) -> dict[str, Any]:
-    """The report of a run as data: what `report --format json` prints."""
+def _content(store: Run) -> Report:
+    """The report of a run."""
     plan, planned, trained = _resolved(store)
     from leakbench.report import cells
 
     return cells.build(plan, planned, store.records(), store.manifest(), trained)
 
 
-def _render(store: Run, content: dict[str, Any], format: Format) -> str:
-    from leakbench.report import tables
+def _render(store: Run, content: Report, format: Format) -> str:
+    from leakbench.report import renderings
 
     if format is Format.html:
         picture = store.folder / "gallery.png"
-        return tables.to_html(content, picture.read_bytes() if picture.exists() else None)
-    make = {Format.md: tables.to_markdown, Format.csv: tables.to_csv, Format.json: tables.to_json}
+        return renderings.to_html(content, picture.read_bytes() if picture.exists() else None)
+    make = {
+        Format.md: renderings.to_markdown,
+        Format.csv: renderings.to_csv,
+        Format.json: renderings.to_json,
+    }
     return make[format](content)

@@ -1,20 +1,17 @@
-"""Records of trainings -> what each defense costs: accuracy, epsilon, time.
-
-Plain dictionaries for `cells.build`, finite numbers or None, in the order of the suite file.
-"""
+"""Records of trainings -> what each defense costs: accuracy, epsilon, time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leakbench.described import PlannedTraining
 from leakbench.records import Key, Record
+from leakbench.report.content import CostEntry, FinalEpsilon
 from leakbench.spec import JUDGED, Plan
 from leakbench.statistics import mean_interval, rate_verdict
-
-if TYPE_CHECKING:
-    from leakbench.described import PlannedTraining
 
 TOLERANCE = 0.03
 """An accuracy is reproduced if its 90 % interval lies within so much of the printed one."""
@@ -22,65 +19,66 @@ TOLERANCE = 0.03
 
 def build(
     plan: Plan, planned: Sequence[PlannedTraining], records: Mapping[Key, Record]
-) -> list[dict[str, Any]]:
+) -> tuple[CostEntry, ...]:
     """One entry a utility cell; times also as multiples of the undefended training's."""
     entries = [_entry(plan, each, records) for each in planned]
     plain = {
-        entry["dataset"]: entry["seconds_per_iteration"]
+        entry.dataset: entry.seconds_per_iteration
         for entry, each in zip(entries, planned, strict=True)
-        if each.undefended and entry["seconds_per_iteration"]
+        if each.undefended and entry.seconds_per_iteration
     }
-    for entry in entries:
-        own, other = entry["seconds_per_iteration"], plain.get(entry["dataset"])
-        entry["times_undefended"] = own / other if own and other else None
-    return entries
+    return tuple(
+        replace(each, times_undefended=_ratio(each.seconds_per_iteration, plain.get(each.dataset)))
+        for each in entries
+    )
 
 
-def _entry(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) -> dict[str, Any]:
+def _ratio(own: float | None, other: float | None) -> float | None:
+    return own / other if own and other else None
+
+
+def _entry(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) -> CostEntry:
     cell = planned.cell
     found = [records[key] for key in planned.trials() if key in records]
     judged = [record for record in found if record["status"] in JUDGED]
-    shares = [[float(record["accuracy"])] for record in judged]
-    interval = mean_interval(shares)
     printed = plan.printed_utility.get((cell.dataset, cell.row))
     first: Record = judged[0] if judged else {}
-    privacy = dict(first.get("privacy") or {})
-    privacy.pop("events", None)
     schedule = cell.schedule
-    return {
-        "dataset": cell.dataset,
-        "row": cell.row,
-        "label": cell.label,
-        "model": cell.model,
-        "networks": len(judged),
-        "planned": len(planned.identities),
-        "failed": len(found) - len(judged),
-        "nan": sum(record["status"] == "nan" for record in judged),
-        "reason": planned.skip or next((r["reason"] for r in found if r["reason"]), ""),
-        "data": first.get("data"),
-        "examples": first.get("examples"),
-        "rounds": schedule["rounds"],
-        "clients": schedule["clients"],
-        "clients_a_round": schedule["clients_a_round"],
-        "local_steps": schedule["local_steps"],
-        "batch_size": schedule["batch_size"],
-        "partition": schedule["partition"] if schedule["clients"] > 1 else None,
-        "accuracy": interval.as_dict(),
-        "curve": _mean_curve(judged),
-        "privacy": privacy,
-        "seconds_per_iteration": _seconds(judged),
-        "printed_accuracy": None if printed is None else printed.accuracy,
-        "verdict": "" if printed is None else _verdict(plan, schedule, judged, printed.accuracy),
-    }
+    return CostEntry(
+        dataset=cell.dataset,
+        row=cell.row,
+        label=cell.label,
+        model=cell.model,
+        networks=len(judged),
+        planned=len(planned.identities),
+        failed=len(found) - len(judged),
+        nan=sum(record["status"] == "nan" for record in judged),
+        reason=planned.skip or next((r["reason"] for r in found if r["reason"]), ""),
+        data=first.get("data"),
+        examples=first.get("examples"),
+        rounds=schedule["rounds"],
+        clients=schedule["clients"],
+        clients_a_round=schedule["clients_a_round"],
+        local_steps=schedule["local_steps"],
+        batch_size=schedule["batch_size"],
+        partition=schedule["partition"] if schedule["clients"] > 1 else None,
+        accuracy=mean_interval([[float(record["accuracy"])] for record in judged]),
+        curve=_mean_curve(judged),
+        privacy=FinalEpsilon.of(first.get("privacy")),
+        seconds_per_iteration=_seconds(judged),
+        printed_accuracy=None if printed is None else printed.accuracy,
+        verdict="" if printed is None else _verdict(plan, schedule, judged, printed.accuracy),
+        times_undefended=None,
+    )
 
 
-def _mean_curve(judged: Sequence[Record]) -> list[list[float]]:
+def _mean_curve(judged: Sequence[Record]) -> tuple[tuple[int, float], ...]:
     """(rounds done, mean accuracy over networks)."""
     points: dict[int, list[float]] = {}
     for record in judged:
         for rounds, share in record["curve"]:
             points.setdefault(rounds, []).append(share)
-    return [[rounds, round(fmean(shares), 6)] for rounds, shares in sorted(points.items())]
+    return tuple((rounds, round(fmean(shares), 6)) for rounds, shares in sorted(points.items()))
 
 
 def _seconds(judged: Sequence[Record]) -> float | None:

@@ -26,11 +26,10 @@ from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.metrics.mse import mse
-from leakbench.metrics.rules import succeeded
 from leakbench.metrics.ssim import ssim
 from leakbench.records import Key, Record, Run
-from leakbench.report.cells import Rule, rules_of
-from leakbench.report.tables import compact
+from leakbench.report.measured import Rule, rules_of
+from leakbench.report.words import compact
 from leakbench.spec import JUDGED, Plan
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ def _reconstruction(record: Record | None, rule: Rule | None, shelf: _Shelf) -> 
     return Picture(
         image=_shown(shelf.picture(record, "inputs")),
         caption=_numbers(mse, record["ssim"]),
-        success=rule is not None and succeeded(rule.judged, record),
+        success=rule is not None and rule.met(record),
     )
 
 

@@ -1,39 +1,33 @@
-"""The report in the forms people read: Markdown, CSV, JSON and one self-contained HTML page.
+"""A report arranged as text: what stands above the tables, the tables, the notes below them.
 
-Nothing is computed here but rounding: every number comes from `cells.build`. Markdown and HTML are
-two renderings of the same `Document`.
+Nothing is computed here but rounding: every number comes from `cells.build`. `renderings` makes
+Markdown and HTML of the same `Document`.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
+from leakbench.report.content import CostEntry, Report, ReportCell, RuleEntry
+from leakbench.report.verdicts import OWN_STOP, decisive
+from leakbench.report.words import (
+    DASH,
+    MARKS,
+    attacker_words,
+    compact,
+    epsilon_words,
+    interval_words,
+    model_words,
+    noise_words,
+    rate_words,
+    share_words,
+    training_words,
+    trials_words,
+)
+from leakbench.statistics import Verdict
 
-from leakbench import frames
-from leakbench.report.cells import COUNTS, Report, flag_names, with_value
-from leakbench.spec import JUDGED
-
-DASH = "-"
-MARKS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
-"""Marks of the three verdicts in tables; the words stand in the verdict column."""
-
-_CONVENTIONS = {
-    None: "",
-    "per_example": "example",
-    "mean": "mean, after tap",
-    "sum": "sum, after tap",
-}
-ATTACKERS = {
-    "naive": " (ignores the defense)",
-    "adaptive": " (runs the defense without noise on his dummy input)",
-}
-_EFFORT = ("steps", "evaluations")
 _WARNINGS = {
     "optimiser_failed": "optimiser failed",
     "fits_noise": "truth is not the minimum",
@@ -42,12 +36,6 @@ _WARNINGS = {
     "defense_noop": "defense no-op",
     "gradient_nonfinite": "gradient not finite",
     "gradient_zero": "gradient zero",
-}
-_BASELINE_LABELS = {
-    "start_image": "start image",
-    "mean_image": "mean image",
-    "class_mean": "mean of the class",
-    "nearest_public": "nearest public image",
 }
 
 
@@ -81,90 +69,17 @@ class Document:
     notes: tuple[str, ...]
 
 
-def compact(value: float | None) -> str:
-    """Two or three significant digits in few characters: 0.94, 12.5, 1.5e-5, 4.2e5."""
-    if value is None or math.isnan(value):
-        return DASH
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if value == 0 or 0.001 <= abs(value) < 10_000:
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    digits, exponent = f"{value:.1e}".split("e")
-    return f"{digits}e{int(exponent)}"
-
-
-# ------------------------------------------------------------------------------ renderings
-
-
-def to_json(report: Report) -> str:
-    """Strict JSON (no NaN), keys in the order of `cells.build`."""
-    return json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def to_csv(report: Report) -> str:
-    """One row a cell; nested keys joined by dots, lists by semicolons, None is empty."""
-    return frames.to_csv(report["cells"])
-
-
-def to_markdown(report: Report) -> str:
-    """For GitHub, and readable in a terminal: columns of a table are padded to equal width."""
-    document = arrange(report)
-    parts = [f"# {document.title}", *document.lead, _bullets(document.guide)]
-    for section in document.sections:
-        parts += [f"## {section.title}", *section.above]
-        for table in section.tables:
-            parts += [f"**{table.caption}**", markdown_table(table)]
-        parts += section.below
-    if document.notes:
-        numbered = enumerate(document.notes, start=1)
-        parts += ["## Notes", "\n".join(f"{number}. {note}" for number, note in numbered)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def to_html(report: Report, gallery_png: bytes | None = None) -> str:
-    """One page that needs nothing from outside; `gallery_png` is embedded."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("leakbench.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    gallery = None
-    if gallery_png is not None:
-        gallery = "data:image/png;base64," + base64.b64encode(gallery_png).decode("ascii")
-    return environment.get_template("report.html.j2").render(
-        document=arrange(report), gallery=gallery
-    )
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def markdown_table(table: Table) -> str:
-    """Padded columns; a bar inside a cell would start a new column, so it is escaped."""
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
-    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(table.header))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
 # ------------------------------------------------------------------------------ arrangement
 
 
 def arrange(report: Report) -> Document:
     """All the text of a report, in reading order."""
     return Document(
-        title=report["title"],
+        title=report.title,
         lead=_lead(report),
         guide=_guide(report),
-        sections=tuple(_section(report, dataset) for dataset in report["datasets"]),
-        notes=tuple(_one_line(note["text"]) for note in report["notes"]),
+        sections=tuple(_section(report, dataset) for dataset in report.datasets),
+        notes=tuple(_one_line(note.text) for note in report.notes),
     )
 
 
@@ -173,49 +88,28 @@ def _one_line(text: str) -> str:
 
 
 def _lead(report: Report) -> tuple[str, ...]:
-    cells = report["cells"]
-    absent = sum(cell["planned"] - sum(cell[status] for status in JUDGED) for cell in cells)
-    attacks = ", ".join(dict.fromkeys(cell["attack"] for cell in cells))
-    models = ", ".join(dict.fromkeys(map(_model, cells)))
-    taps = ", ".join(dict.fromkeys(cell["leak"] for cell in cells))
+    cells = report.cells
+    judged = sum(cell.judged for cell in cells)
+    attacks = ", ".join(dict.fromkeys(cell.attack for cell in cells))
+    models = ", ".join(dict.fromkeys(map(model_words, cells)))
+    taps = ", ".join(dict.fromkeys(cell.leak for cell in cells))
     run = (
-        f"Suite {report['suite']}, profile {report['profile']}: attack {attacks} on model "
-        f"{models}, leak {taps}; {report['networks']} networks x {report['victims']} victims a "
-        f"cell; {report['planned'] - absent} of {report['planned']} planned trials have a result."
+        f"Suite {report.suite}, profile {report.profile}: attack {attacks} on model {models}, leak "
+        f"{taps}; {report.networks} networks x {report.victims} victims a cell; {judged} of "
+        f"{report.planned} planned trials have a result."
     )
-    attackers = "; ".join(map(_attacker, report["attackers"]))
-    asked = report["manifest"]
+    attackers = "; ".join(map(attacker_words, report.attackers))
+    asked = report.manifest
     overrides = [f"--{k} {asked[k]}" for k in ("attack", "defense") if asked.get(k)]
     overrides += [f"--set {setting}" for setting in asked.get("settings") or ()]
     parts = (
-        report["source"],
+        report.source,
         run,
         f"Attackers: {attackers}.",
         f"Not the suite as published: {' '.join(overrides)}." if overrides else "",
         _where(asked),
     )
     return tuple(part for part in parts if part)
-
-
-def _noise_on(cell: Mapping[str, Any]) -> str:
-    """What the noise is added to; at a single example's tap later noise is not seen."""
-    text = _CONVENTIONS.get(cell["convention"], str(cell["convention"])) or DASH
-    return text if cell["example_view"] else text.removesuffix(", after tap")
-
-
-def _model(cell: Mapping[str, Any]) -> str:
-    """Name of the network, and whether it had learnt anything before the attack."""
-    return f"{cell['model']} ({'pretrained' if cell['pretrained'] else 'untrained'})"
-
-
-def _attacker(attacker: Mapping[str, Any]) -> str:
-    """One attacker in words: what he ignores or runs, is given, and sets."""
-    knowledge = attacker["knowledge"]
-    given = f", given the {' and '.join(attacker['grants'])}" if attacker["grants"] else ""
-    values = ", ".join(f"{name}={value}" for name, value in attacker["parameters"].items())
-    variant = f"{attacker['variant']}: " if attacker["variant"] else ""
-    who = f"{variant}{attacker['attack']} {knowledge}{ATTACKERS.get(knowledge, '')}{given}"
-    return f"{who} ({values})" if values else who
 
 
 def _where(manifest: Mapping[str, Any]) -> str:
@@ -242,7 +136,7 @@ def _where(manifest: Mapping[str, Any]) -> str:
 
 
 def _guide(report: Report) -> tuple[str, ...]:
-    paper = [rule["label"] for rule in _readings(report)]
+    paper = [rule.label for rule in _readings(report)]
     lines = [
         "Rates judge what the attack returned, with 95 % intervals over networks, then victims; "
         "trials that ended in an error count as failures.",
@@ -256,7 +150,7 @@ def _guide(report: Report) -> tuple[str, ...]:
         "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
         "'-' where there is none at this tap.",
     ]
-    if report["costs"]:
+    if report.costs:
         lines += [
             "Leakage, accuracy, privacy and cost: 'worst attack' is the highest rate of all "
             "attacks and attackers on the defense. Accuracy is that of a network trained with it "
@@ -271,7 +165,7 @@ def _guide(report: Report) -> tuple[str, ...]:
             f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
             "nothing.",
         ]
-    if any(cell["printed"] for cell in report["cells"]):
+    if any(cell.printed is not None for cell in report.cells):
         lines.append(
             f"Beside the printed numbers: {MARKS['reproduced']} reproduced, "
             f"{MARKS['not reproduced']} not reproduced, {MARKS['inconclusive']} inconclusive "
@@ -282,160 +176,124 @@ def _guide(report: Report) -> tuple[str, ...]:
 
 
 def _section(report: Report, dataset: str) -> Section:
-    cells = [cell for cell in report["cells"] if cell["dataset"] == dataset]
-    title = f"{report['datasets'][dataset]['title']} ({dataset})"
-    measured = [cell for cell in cells if cell["networks"]]
+    cells = [cell for cell in report.cells if cell.dataset == dataset]
+    title = f"{report.datasets[dataset].title} ({dataset})"
+    measured = [cell for cell in cells if cell.networks]
     if not measured:
-        reasons = ", ".join(dict.fromkeys(cell["reason"] for cell in cells if cell["reason"]))
+        reasons = ", ".join(dict.fromkeys(cell.reason for cell in cells if cell.reason))
         above = f"Not run: {reasons}" if reasons else "No trial has a result yet."
         return Section(title=title, above=(above,), tables=(), below=())
     tables = [_leakage_table(report, cells), _effort_table(report, cells)]
-    if costs := [entry for entry in report["costs"] if entry["dataset"] == dataset]:
+    if costs := [entry for entry in report.costs if entry.dataset == dataset]:
         tables.insert(0, _cost_table(report, cells, costs))
-    if any(cell["printed"] for cell in cells):
+    if any(cell.printed is not None for cell in cells):
         tables.append(_printed_table(report, cells))
-    baselines = report["baselines"][dataset]
+    baselines = report.baselines[dataset]
     known = [
-        f"{_BASELINE_LABELS.get(name, name)} {compact(value)}"
-        for name, value in baselines.items()
+        f"{label} {compact(value)}"
+        for label, value in (
+            ("start image", baselines.start_image),
+            ("mean image", baselines.mean_image),
+            ("mean of the class", baselines.class_mean),
+            ("nearest public image", baselines.nearest_public),
+        )
         if value is not None
     ]
     below = (f"Without any gradient, clamped MSE: {', '.join(known)}.",) if known else ()
     return Section(title=title, above=(), tables=tuple(tables), below=below)
 
 
-def _leakage_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
+def _leakage_table(report: Report, cells: Sequence[ReportCell]) -> Table:
     paper = _readings(report)
-    ours = [rule for rule in report["rules"] if rule not in paper]
-    header = ["method", "attacker", "noise on", *(rule["label"] for rule in ours), "ceiling"]
+    ours = [rule for rule in report.rules if rule not in paper]
+    header = ["method", "attacker", "noise on", *(rule.label for rule in ours), "ceiling"]
     if paper:
         header.append("paper's rule")
     header += ["MSE raw; clamped", "notes"]
     rows = []
     for cell in cells:
         row = [
-            cell["label"],
-            cell["knowledge"],
-            _noise_on(cell),
-            *(interval_words(cell["asr"][rule["name"]]) for rule in ours),
-            compact(cell["ceiling"]),
+            cell.label,
+            cell.knowledge,
+            noise_words(cell),
+            *(interval_words(cell.asr[rule.name]) for rule in ours),
+            compact(cell.ceiling),
         ]
         if paper:
-            row.append(" / ".join(_rate(cell["asr"][rule["name"]]["value"]) for rule in paper))
-        errors = f"{compact(cell['mse'])}; {compact(cell['mse_clamped'])}"
+            row.append(" / ".join(rate_words(cell.asr[rule.name].value) for rule in paper))
+        errors = f"{compact(cell.mse)}; {compact(cell.mse_clamped)}"
         row += [errors, _note_numbers(report, cell)]
         rows.append(tuple(row))
     return Table(caption="Leakage: success rates", header=tuple(header), rows=tuple(rows))
 
 
-def _readings(report: Report) -> list[dict[str, Any]]:
+def _readings(report: Report) -> list[RuleEntry]:
     """Rules that are a paper's own; one that is ours too has a column to itself."""
     ours = ("strict", "identified")
-    return [rule for rule in report["rules"] if rule["paper"] and rule["kind"] not in ours]
+    return [rule for rule in report.rules if rule.paper and rule.kind not in ours]
 
 
-def _cost_table(
-    report: Report, cells: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
-) -> Table:
+def _cost_table(report: Report, cells: Sequence[ReportCell], costs: Sequence[CostEntry]) -> Table:
     """A row a defense: what the worst attack of the panel gets, and what the defense costs."""
-    ours = [rule for rule in report["rules"] if rule["kind"] in ("strict", "identified")]
+    ours = [rule for rule in report.rules if rule.kind in ("strict", "identified")]
     header = (
-        *("method", *(f"worst attack, {rule['label']}" for rule in ours)),
+        *("method", *(f"worst attack, {rule.label}" for rule in ours)),
         *("accuracy", "printed", "curve (rounds: accuracy)", "epsilon of the final model"),
         *("s an iteration", "x undefended", "trained"),
     )
     rows = []
     for entry in costs:
-        attacked = [cell for cell in cells if cell["defense"] == entry["row"]]
-        failed = f"{entry['failed']} failed: {entry['reason']}; " if entry["failed"] else ""
+        attacked = [cell for cell in cells if cell.defense == entry.row]
+        failed = f"{entry.failed} failed: {entry.reason}; " if entry.failed else ""
         rows.append(
             (
-                entry["label"],
-                *(_worst(attacked, rule["name"]) for rule in ours),
-                share_words(entry["accuracy"]) + (" (weights nan)" if entry["nan"] else ""),
-                f"{entry['printed_accuracy'] or DASH} {_verdict_mark(entry['verdict'])}".rstrip(),
-                " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry["curve"]) or DASH,
-                epsilon_words(entry["privacy"]),
-                compact(entry["seconds_per_iteration"]),
-                compact(entry["times_undefended"]),
-                failed + (training_words(entry) if entry["networks"] else entry["reason"]),
+                entry.label,
+                *(_worst(attacked, rule.name) for rule in ours),
+                share_words(entry.accuracy) + (" (weights nan)" if entry.nan else ""),
+                f"{entry.printed_accuracy or DASH} {_verdict_mark(entry.verdict)}".rstrip(),
+                " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry.curve) or DASH,
+                epsilon_words(entry.privacy),
+                compact(entry.seconds_per_iteration),
+                compact(entry.times_undefended),
+                failed + (training_words(entry) if entry.networks else entry.reason),
             )
         )
     return Table(caption="Leakage, accuracy, privacy and cost", header=header, rows=tuple(rows))
 
 
-def _worst(cells: Sequence[Mapping[str, Any]], rule: str) -> str:
+def _worst(cells: Sequence[ReportCell], rule: str) -> str:
     """The highest rate of any attack on a defense; a defense is as good as that."""
-    rated = [cell for cell in cells if cell["asr"][rule]["value"] is not None]
-    if not rated:
-        return DASH
-    worst = max(rated, key=lambda cell: (cell["asr"][rule]["value"], cell["asr"][rule]["high"]))
-    return interval_words(worst["asr"][rule])
-
-
-def share_words(interval: Mapping[str, float | None]) -> str:
-    value, low, high = (interval[name] for name in ("value", "low", "high"))
-    if value is None:
-        return DASH
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    rates = [cell.asr[rule] for cell in cells]
+    rated = [(rate.value, rate.high or 0.0, rate) for rate in rates if rate.value is not None]
+    return interval_words(max(rated, key=lambda item: item[:2])[2]) if rated else DASH
 
 
 def _verdict_mark(verdict: str) -> str:
     return MARKS.get(verdict, f"({verdict})" if verdict else "")
 
 
-def epsilon_words(privacy: Mapping[str, Any]) -> str:
-    """Epsilon with all that it is an epsilon of, or why there is none."""
-    if not privacy:
-        return DASH
-    if privacy["epsilon"] is None:
-        return f"none: {privacy['reason']}"
-    relation = {"add_remove": "add/remove", "replace_one": "replace-one"}[privacy["relation"]]
-    flagged = "".join(f"; {flag.replace('_', ' ')}" for flag in privacy["flags"])
-    return (
-        f"{compact(privacy['epsilon'])} ({privacy['level']}, {relation}, delta "
-        f"{compact(privacy['delta'])}, {privacy['accountant']}, {privacy['sampling']}{flagged})"
-    )
-
-
-def training_words(entry: Mapping[str, Any]) -> str:
-    """Network, data and schedule in a few words."""
-    if not entry["networks"]:
-        return "no result yet"
-    clients = ""
-    if entry["clients"] > 1:
-        clients = (
-            f", {entry['clients_a_round']} of {entry['clients']} clients ({entry['partition']}), "
-            f"L={entry['local_steps']}"
-        )
-    return (
-        f"{entry['model']}, {entry['rounds']} rounds{clients}, B={entry['batch_size']}, "
-        f"{entry['data']} data ({entry['examples']})"
-    )
-
-
-def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
-    strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
+def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
+    strict = [rule for rule in report.rules if rule.kind == "strict"]
     header = (
         *("method", "attacker", "accuracy", "SSIM", "label right", "steps", "evaluations"),
-        *(f"{what} to success, {rule['label']}" for rule in strict for what in _EFFORT),
+        *(f"{what} to success, {r.label}" for r in strict for what in ("steps", "evaluations")),
         *("trials", "warnings"),
     )
     rows = tuple(
         (
-            cell["label"],
-            cell["knowledge"],
-            _rate(cell["accuracy"]),
-            _rate(cell["ssim"]),
-            _rate(cell["label_accuracy"]),
-            compact(cell["steps"]),
-            compact(cell["evaluations"]),
+            cell.label,
+            cell.knowledge,
+            rate_words(cell.accuracy),
+            rate_words(cell.ssim),
+            rate_words(cell.label_accuracy),
+            compact(cell.steps),
+            compact(cell.evaluations),
             *(
-                compact(cell[f"{what}_to_success"][rule["name"]]["median"])
+                compact(effort[rule.name].median)
                 for rule in strict
-                for what in _EFFORT
+                for effort in (cell.steps_to_success, cell.evaluations_to_success)
             ),
-            _trials(cell),
+            trials_words(cell),
             _warnings(cell),
         )
         for cell in cells
@@ -443,114 +301,108 @@ def _effort_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
     return Table(caption="Effort, and why attacks failed", header=header, rows=rows)
 
 
-def _printed_table(report: Report, cells: Sequence[dict[str, Any]]) -> Table:
+# ------------------------------------------------------------------------------ beside print
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Our number under one reading, and what is said of the printed one; None: nothing."""
+
+    value: float | None
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One printed number of a cell, and ours by reading; show: how ours are written."""
+
+    what: str
+    printed: str
+    held: Mapping[str, _Held]
+    show: Callable[[float | None], str]
+
+
+def _printed_table(report: Report, cells: Sequence[ReportCell]) -> Table:
     """Three lines a row of the paper's table: rate, MSE, iterations, each in all its readings."""
-    paper = [rule for rule in report["rules"] if rule["paper"]]
-    strict = [rule for rule in report["rules"] if rule["kind"] == "strict"]
-    columns = list(dict.fromkeys((rule["name"], rule["label"]) for rule in (*paper, *strict)))
-    columns.append(("own_stop", "own stop"))
+    paper = [rule for rule in report.rules if rule.paper]
+    strict = [rule for rule in report.rules if rule.kind == "strict"]
+    columns = list(dict.fromkeys((rule.name, rule.label) for rule in (*paper, *strict)))
+    columns.append((OWN_STOP, "own stop"))
     header = ("method", "attacker", "number", "printed", *(label for _, label in columns))
-    rows: list[tuple[str, ...]] = []
     labels = dict(columns)
+    rows: list[tuple[str, ...]] = []
     for cell in cells:
-        if not cell["printed"]:
-            continue
-        head = (cell["label"], cell["knowledge"])
-        rates = _rate_readings(cell)
-        lines = [("ASR", "asr", rates)]
-        numbers = (("MSE", "mse"), ("RMSE", "rmse"), ("iterations", "attack_iterations"))
-        for what, key in numbers if cell["verdict"] else ():
-            if key in cell["printed"]:
-                lines.append((what, key, cell["verdict"][key]))
-        for what, key, readings in lines:
-            show = _rate if key == "asr" else compact
-            values = [_marked(readings.get(name), show) for name, _ in columns]
-            verdict = _short_verdict(cell, readings, labels)
-            rows.append((*head, what, cell["printed"][key], *values, verdict))
+        head: tuple[str, str] = (cell.label, cell.knowledge)
+        for line in _lines(cell):
+            values = [_marked(line.held.get(name), line.show) for name in labels]
+            rows.append((*head, line.what, line.printed, *values, _conclusion(cell, line, labels)))
             head = ("", "")
     return Table(
         caption="Beside the printed numbers", header=(*header, "verdict"), rows=tuple(rows)
     )
 
 
-def _rate_readings(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rates under the paper's readings with their verdicts; without where none is given."""
-    words = cell["verdict"].get("asr", {})
-    return {
-        name: {**interval, "verdict": words.get(name, "")}
-        for name, interval in cell["asr"].items()
+def _lines(cell: ReportCell) -> list[_Line]:
+    """The printed numbers of a cell; beside those without a verdict only rates are shown."""
+    printed, verdict = cell.printed, cell.verdict
+    if printed is None:
+        return []
+    words: Mapping[str, Verdict] = {} if verdict is None else verdict.asr
+    rates = {
+        name: _Held(interval.value, words.get(name))
+        for name, interval in cell.asr.items()
         if not words or name in words
     }
+    lines = [_Line(what="ASR", printed=printed.asr, held=rates, show=rate_words)]
+    if verdict is None:
+        return lines
+    for what, text, readings in (
+        ("MSE", printed.mse, verdict.mse),
+        ("RMSE", printed.rmse, verdict.rmse),
+        ("iterations", printed.attack_iterations, verdict.attack_iterations),
+    ):
+        if text is not None and readings is not None:
+            held = {name: _Held(each.value, each.verdict) for name, each in readings.items()}
+            lines.append(_Line(what=what, printed=text, held=held, show=compact))
+    return lines
 
 
-def _marked(reading: Mapping[str, Any] | None, show: Callable[[float | None], str]) -> str:
-    if reading is None or reading["value"] is None:
+def _marked(held: _Held | None, show: Callable[[float | None], str]) -> str:
+    if held is None or held.value is None:
         return DASH
-    return f"{show(reading['value'])} {MARKS.get(reading['verdict'], '')}".rstrip()
+    return f"{show(held.value)} {MARKS.get(held.verdict or '', '')}".rstrip()
 
 
-def _short_verdict(
-    cell: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]
-) -> str:
-    words = {name: reading["verdict"] for name, reading in with_value(readings).items()}
-    if not cell["networks"]:
+def _conclusion(cell: ReportCell, line: _Line, labels: Mapping[str, str]) -> str:
+    """What comes of all readings of a printed number."""
+    words = decisive({name: (held.value, held.verdict) for name, held in line.held.items()})
+    if not cell.networks:
         return "not measured"
     if not any(words.values()):
-        failed = sum(cell[status] for status in ("oom", "timeout", "error"))
-        return f"none: {failed} trials failed" if failed else "context only"
+        return f"none: {cell.crashed} trials failed" if cell.crashed else "context only"
     matching = [name for name, word in words.items() if word == "reproduced"]
     if matching:
         return "reproduced: " + "; ".join(
-            labels[name] + (" (start passes)" if name in cell["start_passes"] else "")
+            labels[name] + (" (start passes)" if name in cell.start_passes else "")
             for name in matching
         )
     if "inconclusive" in words.values():
         return "inconclusive"
-    few = " (few networks)" if "few_networks" in flag_names(cell) else ""
+    few = " (few networks)" if cell.flagged("few_networks") else ""
     return f"not reproduced{few}"
 
 
-# ------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------ a row's warnings
 
 
-def _rate(value: float | None) -> str:
-    # Adding 0.0 turns a rounded -0.0 into 0.0.
-    return DASH if value is None else f"{round(value, 2) + 0.0:.2f}"
-
-
-def interval_words(interval: Mapping[str, float | None]) -> str:
-    if interval["value"] is None:
-        return DASH
-    text = _rate(interval["value"])
-    return (
-        text
-        if interval["low"] is None
-        else (f"{text} [{_rate(interval['low'])}, {_rate(interval['high'])}]")
-    )
-
-
-def _trials(cell: Mapping[str, Any]) -> str:
-    """The number alone where all is well, else how the others ended."""
-    if cell["ok"] == cell["planned"]:
-        return str(cell["planned"])
-    ends = ", ".join(f"{cell[name]} {name}" for name in COUNTS if cell[name])
-    return f"{cell['planned']}: {ends}"
-
-
-def _warnings(cell: Mapping[str, Any]) -> str:
+def _warnings(cell: ReportCell) -> str:
     """Flags of trials that ask for care, with how many have them."""
-    counts = {flag["name"]: flag["count"] for flag in cell["flags"]}
+    counts = {flag.name: flag.count for flag in cell.flags}
     found = [f"{text} {counts[name]}" for name, text in _WARNINGS.items() if counts.get(name)]
     return ", ".join(found) or DASH
 
 
-def _note_numbers(report: Report, cell: Mapping[str, Any]) -> str:
+def _note_numbers(report: Report, cell: ReportCell) -> str:
     """Numbers of the notes about this row; those about everything are not repeated in each."""
-    numbers = [
-        str(number)
-        for number, note in enumerate(report["notes"], start=1)
-        if note["rows"] is not None
-        and cell["row"] in note["rows"]
-        and (note["datasets"] is None or cell["dataset"] in note["datasets"])
-    ]
+    numbers = [str(i) for i, note in enumerate(report.notes, start=1) if note.about(cell)]
     return ", ".join(numbers) or DASH

@@ -1,0 +1,247 @@
+"""Records of a cell's trials, and what is measured on them.
+
+What counts: a trial enters a rate unless it was skipped (no data) or has no record yet. Trials
+that ended in an error, out of memory or out of time are failures of the attack. Rates judge what
+the attack returned; effort to success looks at every iterate with the truth at hand (an oracle).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+from statistics import fmean, median
+from typing import Literal
+
+from leakbench.described import PlannedCell
+from leakbench.metrics.rules import SuccessRule, make_rule, succeeded
+from leakbench.records import Key, Record
+from leakbench.report.content import Baselines, Effort
+from leakbench.spec import JUDGED, Cell, Plan
+from leakbench.statistics import Interval, kaplan_meier_median, rate_interval
+
+Spent = Literal["steps", "evaluations"]
+
+
+# ------------------------------------------------------------------------------ rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A success rule with what a report says about it."""
+
+    judged: SuccessRule
+    label: str
+    paper: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in suites and records."""
+        return self.judged.name
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether records hold the first step at which it was met."""
+        return self.judged.stepwise
+
+    @property
+    def error(self) -> str:
+        """Field of a record that says how far off a success is; printed errors stand beside it."""
+        return self.judged.error
+
+    def met(self, record: Record) -> bool:
+        """Whether the returned iterate of a trial meets it; False where nothing was returned."""
+        return succeeded(self.judged, record)
+
+    def first(self, record: Record, effort: Spent = "steps") -> int | None:
+        """Steps or evaluations done when an iterate first met it; 0 steps is the start."""
+        name = "first_step" if effort == "steps" else "first_evaluations"
+        spent: int | None = (record.get(name) or {}).get(self.name)
+        return spent
+
+
+def rules_of(plan: Plan) -> tuple[Rule, ...]:
+    """The success rules of a plan, in the order of the suite file."""
+    return tuple(
+        Rule(judged=make_rule(**rule.judged()), label=rule.label, paper=rule.paper)
+        for rule in plan.rules
+    )
+
+
+# ------------------------------------------------------------------------------ trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """All trials of one cell: `entering` (a rate) and `judged` hold one list a network.
+
+    ends: how each planned trial ended, "missing" without a record. reason: why the cell was
+    skipped, or the commonest reason of a trial that is not ok.
+    """
+
+    cell: Cell
+    ends: Counter[str]
+    reason: str
+    entering: list[list[Record]]
+    judged: list[list[Record]]
+
+    @property
+    def all_entering(self) -> list[Record]:
+        """Of all networks."""
+        return [record for network in self.entering for record in network]
+
+    @property
+    def all_judged(self) -> list[Record]:
+        """Of all networks."""
+        return [record for network in self.judged for record in network]
+
+    @property
+    def crashed(self) -> int:
+        """Trials that came to nothing: oom, timeout, error."""
+        return len(self.all_entering) - len(self.all_judged)
+
+    @property
+    def networks(self) -> int:
+        """Networks with at least one trial."""
+        return sum(1 for network in self.entering if network)
+
+    def rate(self, rule: Rule) -> Interval:
+        """Rate over planned trials; crashed ones are failures, but might have been anything.
+
+        The interval reaches up to where it would with every crashed trial a success: a defense
+        that makes the attack crash has not been shown to protect. None where no trial was judged.
+        """
+        if not self.all_judged:
+            return Interval(None, None, None)
+        low = self.success_interval(rule)
+        if not self.crashed:
+            return low
+        return Interval(low.value, low.low, self.success_interval(rule, crashed=True).high)
+
+    def success_interval(
+        self, rule: Rule, *, level: float = 0.95, crashed: bool = False
+    ) -> Interval:
+        """Success rate with its interval; a trial that came to nothing counts as `crashed` says.
+
+        Images of one batch stand or fall together.
+        """
+        outcomes = [
+            [rule.met(record) if record["status"] in JUDGED else crashed for record in network]
+            for network in self.entering
+        ]
+        batches = [[record["batch"] for record in network] for network in self.entering]
+        return rate_interval(outcomes, level=level, groups=batches)
+
+    def successes(self, rule: Rule) -> list[list[Record]]:
+        """Judged trials that meet the rule, a list a network."""
+        return [[record for record in network if rule.met(record)] for network in self.judged]
+
+    def effort_to_success(self, rule: Rule, effort: Spent) -> Effort:
+        """Steps or evaluations to the first iterate that passes, of all trials and of successes.
+
+        An attack that ended by itself (converged, nan) or crashed will never succeed: it is
+        censored at the end of the longest trial, not where it stopped, where Kaplan-Meier would
+        assume that it might have done as well as the others.
+        """
+        records = self.all_entering
+        first = [rule.first(record, effort) for record in records]
+        spent = [record[effort] for record in records if record.get(effort) is not None]
+        found = [step for step in first if step is not None]
+        end = max([*spent, *found], default=0)
+        times = [end if step is None else step for step in first]
+        return Effort(
+            median=kaplan_meier_median(times, [step is not None for step in first]),
+            mean_of_successes=fmean(found) if found else None,
+        )
+
+    def start_passes(self, rule: Rule) -> bool:
+        """Whether the start is a success for every victim: then the rate measures nothing."""
+        judged = self.all_judged
+        return bool(judged) and all(rule.first(record) == 0 for record in judged)
+
+    def flags(self) -> Counter[str]:
+        """Warnings about single trials -> how many have them."""
+        return Counter(name for record in self.all_entering for name in record.get("flags") or ())
+
+
+def collect(planned: PlannedCell, records: Mapping[Key, Record]) -> Trials:
+    """Look up every planned trial and count how it ended."""
+    ends: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    entering: list[list[Record]] = []
+    for identity, victims in zip(planned.identities, planned.victims, strict=True):
+        network = []
+        for victim in victims:
+            record = records.get((identity, victim))
+            if record is None:
+                ends["skipped" if planned.skip else "missing"] += 1
+                continue
+            ends[str(record["status"])] += 1
+            if record["status"] != "ok" and record.get("reason"):
+                reasons[str(record["reason"])] += 1
+            if record["status"] != "skipped":
+                network.append(record)
+        entering.append(network)
+    common = reasons.most_common(1)
+    return Trials(
+        cell=planned.cell,
+        ends=ends,
+        reason=planned.skip or (common[0][0] if common else ""),
+        entering=entering,
+        judged=[[r for r in network if r["status"] in JUDGED] for network in entering],
+    )
+
+
+def distinct(trials: Sequence[Trials], dataset: str) -> list[Record]:
+    """One record a (network, victim) of a data set: baselines do not depend on the row."""
+    found: dict[tuple[int, int], Record] = {}
+    for each in trials:
+        if each.cell.dataset == dataset:
+            for record in each.all_judged:
+                found.setdefault((record["network"], record["victim"]), record)
+    return list(found.values())
+
+
+# ------------------------------------------------------------------------------ summaries
+
+
+def median_of(records: Iterable[Record], name: str) -> float | None:
+    """Median of a field over the records in which it is finite; None where there is none."""
+    return _summary((record.get(name) for record in records), median)
+
+
+def median_of_all(values: Sequence[float | None]) -> float | None:
+    """Median with what is not finite as the worst; None where that is the median."""
+    worst = [inf if value is None or not isfinite(value) else float(value) for value in values]
+    middle = median(worst) if worst else nan
+    return middle if isfinite(middle) else None
+
+
+def mean_baselines(records: Sequence[Record]) -> Baselines:
+    """Means over records; a baseline that none has is None."""
+
+    def mean(name: str) -> float | None:
+        return _summary(((record.get("baselines") or {}).get(name) for record in records), fmean)
+
+    return Baselines(
+        start_image=mean("start_image"),
+        mean_image=mean("mean_image"),
+        class_mean=mean("class_mean"),
+        nearest_public=mean("nearest_public"),
+    )
+
+
+def label_accuracy(judged: Sequence[Record]) -> float | None:
+    """Share of labels that were right, counted batch by batch whatever their order."""
+    found = [r["labels_found"] for r in judged if r.get("labels_found") is not None]
+    return fmean(found) if found else None
+
+
+def _summary(
+    values: Iterable[float | None], summarise: Callable[[list[float]], float]
+) -> float | None:
+    """`summarise` over the finite ones; None where there is none."""
+    finite = [float(value) for value in values if value is not None and isfinite(value)]
+    result = summarise(finite) if finite else nan
+    return result if isfinite(result) else None
