@@ -29,7 +29,8 @@ app.add_typer(data_app, name="data")
 
 app.command("list")(about.list_command)
 for command in (
-    run.run, run.cloak, run.validate, report.report, report.gallery, account.account, about.doctor
+    run.run, run.cloak, run.validate, report.report, report.gallery, report.rescore,
+    account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)
 data_app.command("list")(data.list_command)

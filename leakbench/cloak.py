@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from leakbench import runner
+from leakbench import planning, runner
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
@@ -206,8 +206,8 @@ def search(
     outcome = runner.run(plan, folder, root=root, device=device, workers=workers, report=report)
     if outcome.interrupted:
         return Search(outcome=outcome, choices=())
-    planned = runner.plan_cells(plan, root, outcome.platform)
-    trained = runner.plan_trainings(plan, root, outcome.platform)
+    planned = planning.plan_cells(plan, root, outcome.platform)
+    trained = planning.plan_trainings(plan, root, outcome.platform)
     choices = select(plan, planned, trained, Run(folder).records(), rule=rule)
     return Search(outcome=outcome, choices=choices)
 

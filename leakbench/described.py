@@ -20,6 +20,7 @@ class PlannedCell:
 
     victims: candidates to reconstruct, in whole batches where a gradient is made of several.
     ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
+    data: checksum of the data set, "" where it is not on the machine. title: the data set's.
     budget: gradient evaluations that the attack may spend on an image and look.
     priors: chance to name each of the `victims` without a look, see `priors_of`.
     """
@@ -30,6 +31,8 @@ class PlannedCell:
     skip: str
     ceiling_mu: float | None
     guarantee: str
+    data: str = ""
+    title: str = ""
     budget: int = 0
     priors: tuple[tuple[float, ...], ...] = ()
 

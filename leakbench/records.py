@@ -33,7 +33,9 @@ from filelock import FileLock, Timeout
 
 from leakbench.errors import LeakbenchError
 
-SCHEMA = 1
+SCHEMA = 2
+"""Of a record. Before 2 it did not say who judged it."""
+
 
 # What zipfile, its decompressors and numpy's header parser raise on damaged bytes.
 _DAMAGE = (
@@ -84,8 +86,10 @@ class Run:
             except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
                 text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
                 raise LeakbenchError(text) from None
+            if record["schema"] == 1:
+                record |= {"schema": SCHEMA, "judge": "", "blame": "", "unmeasured": {}}
             if record["schema"] != SCHEMA:
-                text = f"schema {record['schema']!r}, this leakbench reads {SCHEMA}"
+                text = f"schema {record['schema']!r}, this leakbench reads 1 and {SCHEMA}"
                 raise LeakbenchError(f"{self.path}, line {number}: {text}")
         return found
 
@@ -98,7 +102,7 @@ class Run:
         manifests = [self._manifest(path) for path in self.manifests()]
         if not manifests:
             raise LeakbenchError(f"{self.folder}: the run has no manifest")
-        return max(manifests, key=lambda manifest: str(manifest["started"]))
+        return max(manifests, key=_order)
 
     @staticmethod
     def _manifest(path: Path) -> dict[str, Any]:
@@ -218,6 +222,12 @@ class Writer:
         if self.torn:
             os.ftruncate(self._file, whole)
             os.fsync(self._file)
+
+
+def _order(manifest: Mapping[str, Any]) -> tuple[int, str]:
+    """Manifests count up; those of older runs do not, and go by time."""
+    number = manifest.get("number")
+    return (number if isinstance(number, int) else 0), str(manifest["started"])
 
 
 def encode(record: Record) -> bytes:

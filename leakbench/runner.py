@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import multiprocessing
 import os
 import signal
@@ -14,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,67 +21,26 @@ from typing import Any, TypeVar
 
 import torch
 
-from leakbench import architectures, probe, registry
+from leakbench import manifest as manifests
+from leakbench import planning, probe
 from leakbench.arithmetic import processor
-from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights, changes_nothing
-from leakbench.data import load
-from leakbench.data.catalog import look_up
-from leakbench.described import PlannedCell, PlannedTraining, priors_of
-from leakbench.errors import DataMissing, LeakbenchError, WorkerLost
-from leakbench.identity import TRAININGS, source_digest
+from leakbench.described import PlannedCell, PlannedTraining
+from leakbench.errors import WorkerLost
+from leakbench.manifest import Manifest
+from leakbench.planning import Platform
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
-from leakbench.spec import JUDGED, Cell, Plan, UtilityCell, canonical, observer_of
-from leakbench.trials import (
-    Chunk,
-    ChunkResult,
-    build_attack,
-    build_defense,
-    check_cell,
-    facts_of,
-    failed,
-    network,
-    run_chunk,
-)
-from leakbench.utility import (
-    Training,
-    check_training,
-    failed_training,
-    first_weights,
-    run_training,
-)
+from leakbench.rescoring import outdated, rejudged
+from leakbench.spec import JUDGED, Plan, canonical
+from leakbench.trials import Chunk, ChunkResult, failed, run_chunk
+from leakbench.utility import Training, failed_training, run_training
 
 CHUNK = 128
 """Images solved together; bounds memory (L-BFGS history). It changes no result where a victim's
 bits do not depend on its neighbours (`leakbench.probe`)."""
 
-_ASKED = (
-    "suite", "profile", "attack", "defense", "settings", "skipped",
-    "device", "arithmetic", "torch", "unit",
-)  # fmt: skip
-"""Fields of a manifest that a report is made from."""
-
 OnProgress = Callable[["Progress"], None]
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    """What of a machine decides bits, and so belongs to every identity.
-
-    device: its type, "cpu" or "cuda". arithmetic: as `probe.arithmetic`. torch: its release. unit:
-    images a chunk may hold where a chunk as a whole is what is reproducible; None where a victim
-    is.
-    """
-
-    device: str
-    arithmetic: str
-    torch: str
-    unit: int | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """For an identity and for a manifest."""
-        return asdict(self)
 
 
 Work = Chunk | Training
@@ -106,6 +63,7 @@ class Progress:
 class Outcome:
     """How a run went: trials and trainings planned, already there, run now, skipped, in error.
 
+    rejudged: trials that were there and are judged again, by other rules or metrics.
     changed: whether the folder now holds, or is asked for, something else than before.
     platform: what identities were made with.
     """
@@ -115,205 +73,11 @@ class Outcome:
     ran: int
     skipped: int
     errors: int
+    rejudged: int
     torn_bytes: int
     interrupted: bool
     changed: bool
     platform: Platform
-
-
-def platform_of(device: str, unit: int | None = None) -> Platform:
-    """This process on `device`."""
-    return Platform(
-        device=torch.device(device).type,
-        arithmetic=probe.arithmetic(),
-        torch=torch.__version__.partition("+")[0],
-        unit=unit,
-    )
-
-
-def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, float]:
-    """Shapes of the plan in which a victim's bits depend on its neighbours; see `probe.summary`."""
-    shapes: dict[probe.Shape, None] = {}
-    for cell in plan.cells:
-        try:
-            dataset = load(cell.source, root)
-        except DataMissing:
-            continue
-        shape = probe.Shape(
-            model=cell.model,
-            input_shape=dataset.input_shape,
-            classes=dataset.classes,
-            batch_size=cell.images_a_gradient,
-            local_steps=cell.steps_seen,
-            dtype=cell.dtype,
-            device=torch.device(device).type,
-        )
-        shapes[shape] = None
-    return probe.summary({shape: probe.rows(shape) for shape in shapes})
-
-
-def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[PlannedCell]:
-    """Every cell of the plan with its identities, as code and data are now.
-
-    platform: where records were or will be made; a device stands for this process on it.
-    """
-    where = platform_of(platform) if isinstance(platform, str) else platform
-    return [_planned(plan, cell, root, where) for cell in plan.cells]
-
-
-def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> PlannedCell:
-    available = look_up(cell.source).sample_counts[0]
-    if plan.victims * plan.networks > available:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
-            f"victims are more than the {available} candidates of {cell.dataset}"
-        )
-    each = cell.images_a_gradient
-    images = plan.victims // each * each
-    if not images:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.victims} victims are less than one batch "
-            f"of {each} images ({cell.row}, {cell.dataset})"
-        )
-    victims = tuple(
-        tuple(range(number * plan.victims, number * plan.victims + images))
-        for number in range(plan.networks)
-    )
-    try:
-        dataset = load(cell.source, root)
-    except DataMissing as error:
-        return PlannedCell(
-            cell=cell,
-            identities=tuple(f"no-data-{j}" for j in range(plan.networks)),
-            victims=victims,
-            skip=f"no data: {error}",
-            ceiling_mu=None,
-            guarantee="",
-        )
-    try:
-        check_cell(cell, dataset, plan.networks)
-    except LeakbenchError as error:
-        raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
-    plugins = (
-        registry.find("models", cell.model),
-        registry.find("attacks", cell.attack),
-        registry.find("defenses", cell.defense),
-    )
-    spec = cell.spec() | {
-        "data": dataset.checksum,
-        "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
-        **platform.facts(),
-    }
-    if platform.unit is not None:  # then who else is in the chunk decides bits
-        spec["victims"] = plan.victims
-    identities = []
-    for number in range(plan.networks):
-        _, weights = network(cell, dataset, number)
-        whole = spec | {"network": number, "weights_digest": architectures.digest(weights)}
-        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
-    # Promises depend on shapes only: they are the same for every network.
-    guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
-    all_mu = [guarantee.mu for guarantee in guarantees]
-    known = [mu for mu in all_mu if mu is not None]
-    if len(guarantees) > 1 and any(guarantee.single_look for guarantee in guarantees):
-        known = []
-    skip, budget = _suits(cell, facts_of(cell, dataset, weights))
-    return PlannedCell(
-        cell=cell,
-        identities=tuple(identities),
-        victims=victims,
-        skip=skip,
-        budget=budget,
-        # The victims are among those that later weights were trained on: more than the looks tells.
-        ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
-        guarantee=_describe(guarantees[0]),
-        priors=priors_of(
-            victims,
-            each,
-            len(dataset.candidates),
-            dataset.candidate_labels.tolist() if "labels" in cell.grants else (),
-        ),
-    )
-
-
-def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int]:
-    """Why the attack skips such leaks, "" if it does not, and its budget."""
-    try:
-        attack = build_attack(cell)
-        reason = attack.skip(facts)
-        return (f"{cell.attack}: {reason}", 0) if reason else ("", attack.budget(facts))
-    except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
-        return "", 0
-
-
-def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:
-    try:
-        setting = Setting(
-            batch_size=cell.batch_size,
-            local_steps=cell.steps_seen,
-            examples=cell.batch_size * cell.steps_seen,  # all that one gradient is made of
-            rounds=cell.iterations,
-            round=round,
-        )
-        observer = observer_of(cell.leak_type, cell.leak_view)
-        return build_defense(cell).guarantee(observer, weights, setting)
-    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
-        return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")
-
-
-def _describe(guarantee: Guarantee) -> str:
-    if guarantee.mu is None:
-        return f"none: {guarantee.reason}"
-    return (
-        f"{guarantee.level}, {guarantee.relation}, sensitivity {guarantee.sensitivity:.3g} "
-        f"({guarantee.unit}, M={guarantee.tensors}), std {guarantee.noise_std:.3g}"
-    )
-
-
-def plan_trainings(
-    plan: Plan, root: Path | None, platform: Platform | str
-) -> list[PlannedTraining]:
-    """Every utility cell of the plan with its identities, checked before anything starts.
-
-    platform: as for `plan_cells`.
-
-    Raises:
-        LeakbenchError: a training that cannot start, see `federated.check`.
-    """
-    where = platform_of(platform) if isinstance(platform, str) else platform
-    return [_planned_training(plan, cell, root, where) for cell in plan.utility]
-
-
-def _planned_training(
-    plan: Plan, cell: UtilityCell, root: Path | None, platform: Platform
-) -> PlannedTraining:
-    try:
-        data = check_training(cell, root, plan.utility_networks)
-    except DataMissing as error:
-        return PlannedTraining(
-            cell=cell,
-            identities=tuple(f"no-data-{j}" for j in range(plan.utility_networks)),
-            skip=f"no data: {error}",
-        )
-    except LeakbenchError as error:
-        raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
-    plugins = (registry.find("models", cell.model), registry.find("defenses", cell.defense))
-    spec = cell.spec() | {
-        "data": data.checksum,
-        "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path), TRAININGS),
-        **replace(platform, unit=None).facts(),
-    }
-    identities = []
-    for number in range(plan.utility_networks):
-        digest = architectures.digest(first_weights(cell, number))
-        whole = spec | {"network": number, "weights_digest": digest}
-        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
-    return PlannedTraining(
-        cell=cell,
-        identities=tuple(identities),
-        skip="",
-        undefended=changes_nothing(build_defense(cell)),
-    )
 
 
 def todo(
@@ -420,11 +184,11 @@ def run(
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
-    plan_cells(plan, root, device)  # its mistakes show before anything is tried out
-    dependent = dependent_rows(plan, root, device)
-    platform = platform_of(device, chunk_size if dependent else None)
-    planned = plan_cells(plan, root, platform)
-    trained = plan_trainings(plan, root, platform)
+    planning.plan_cells(plan, root, device)  # its mistakes show before anything is tried out
+    dependent = planning.dependent_rows(plan, root, device)
+    platform = planning.platform_of(device, chunk_size if dependent else None)
+    planned = planning.plan_cells(plan, root, platform)
+    trained = planning.plan_trainings(plan, root, platform)
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
     everything = [key for cell in both if not cell.skip for key in cell.trials()]
@@ -439,8 +203,13 @@ def run(
         ]
         interrupted, errors = False, 0
         done = len(everything) - len(left)
-        content = _manifest(plan, both, device, platform, dependent)
-        manifest = _write_manifest(writer, content, bool(work))
+        content = Manifest(
+            plan=plan, cells=tuple(planned), trainings=tuple(trained),
+            facts=_facts(plan, both, device, platform, dependent),
+        )  # fmt: skip
+        stale = any(outdated(cell, records) for cell in planned)
+        manifest = _write_manifest(writer, content, bool(work) or stale)
+        again = _judge_again(writer, planned, records, root, manifest)
         begun = time.monotonic()
         with closing(_results(work, workers)) as timed:
             for piece, result, seconds in timed:
@@ -469,6 +238,7 @@ def run(
         ran=done - (len(everything) - len(left)),
         skipped=skipped,
         errors=errors,
+        rejudged=again,
         changed=bool(manifest),
         platform=platform,
         torn_bytes=writer.torn,
@@ -476,13 +246,42 @@ def run(
     )
 
 
-def _write_manifest(writer: Writer, content: Mapping[str, Any], needed: bool) -> str:
+def _write_manifest(writer: Writer, content: Manifest, needed: bool) -> str:
     """Hash of this invocation's manifest; a no-op that asks what the last one asked writes none."""
-    newest = writer.run.manifest() if any(writer.run.manifests()) else {}
-    asked = {k: v for k, v in content.items() if k in _ASKED}
-    if not needed and asked == {k: v for k, v in newest.items() if k in _ASKED}:
+    known = writer.run.manifests()
+    if known and not needed and content.says_the_same(manifests.read(writer.run)):
         return ""
-    return writer.manifest(content)
+    facts = {**content.facts, "number": len(known) + 1}
+    return writer.manifest(manifests.to_json(replace(content, facts=facts)))
+
+
+def _judge_again(
+    writer: Writer,
+    planned: Sequence[PlannedCell],
+    records: Mapping[Key, Record],
+    root: Path | None,
+    manifest: str,
+) -> int:
+    """Judge what other rules or metrics judged; says how many trials."""
+    count = 0
+    for some in rejudged(writer.run, planned, records, root):
+        writer.append([{**r, "host": {**r["host"], "manifest": manifest}} for r in some])
+        count += len(some)
+    return count
+
+
+def rescore(run: Run, root: Path | None) -> int:
+    """Judge a run again by its own rules and today's metrics; says how many trials.
+
+    Raises:
+        LeakbenchError: see `rescoring.rejudged`; another writer in the folder.
+    """
+    known = manifests.read(run)
+    with run.writing() as writer:
+        facts = {**known.facts, "number": len(run.manifests()) + 1}
+        content = manifests.to_json(replace(known, facts=facts))
+        records = run.records()
+        return _judge_again(writer, known.cells, records, root, writer.manifest(content))
 
 
 def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:
@@ -591,7 +390,7 @@ def _attempt(chunk: Chunk) -> ChunkResult:
     )
 
 
-def _manifest(
+def _facts(
     plan: Plan,
     planned: Sequence[PlannedCell | PlannedTraining],
     device: str,
@@ -612,7 +411,6 @@ def _manifest(
         "python": python_version(),
         "versions": {name: version(name) for name in ("leakbench", "torch", "numpy")},
         "git": _git(),
-        "cells": len(planned),
         "trials": sum(len(list(cell.trials())) for cell in planned),
         "skipped": skipped,
     }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from leakbench import cli, cloak, runner
+from leakbench import cli, cloak, planning, runner
 from leakbench.cloak import Attacked, Choice, Setting
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError
@@ -605,7 +605,7 @@ def test_nothing_is_chosen_after_an_interrupt(
 ) -> None:
     stopped = Outcome(
         planned=9, present=0, ran=4, skipped=0, errors=0, torn_bytes=0, interrupted=True,
-        changed=True, platform=runner.platform_of("cpu"),
+        changed=True, platform=planning.platform_of("cpu"),
     )  # fmt: skip
     monkeypatch.setattr(runner, "run", lambda *_, **__: stopped)
     found = cloak.search(plan, tmp_path / "run", root=None)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import arithmetic, cli, identity, probe, registry, runner
+from leakbench import arithmetic, cli, identity, planning, probe, registry, runner
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, Run
@@ -106,14 +106,14 @@ def test_cells_that_do_not_suit_the_attack_are_skipped_with_its_reason(
 ) -> None:
     """A closed form for dense first layers, on a network that begins with a convolution."""
     plan = resolve(suite, attack="analytic")
-    planned = runner.plan_cells(plan, None, "cpu")
+    planned = planning.plan_cells(plan, None, "cpu")
     assert len(planned) == CELLS and all(cell.budget == 0 for cell in planned)
     for cell in planned:
         assert cell.skip.startswith("analytic: the model's first layer must be dense with a bias")
     outcome = run(plan, tmp_path / "run")
     assert (outcome.planned, outcome.ran, outcome.skipped, outcome.errors) == (TRIALS, 0, TRIALS, 0)
     # L-BFGS: one step of up to 20 evaluations.
-    assert {cell.budget for cell in runner.plan_cells(resolve(suite), None, "cpu")} == {20}
+    assert {cell.budget for cell in planning.plan_cells(resolve(suite), None, "cpu")} == {20}
 
 
 def results(folder: Path) -> dict[Key, Record]:
@@ -371,7 +371,7 @@ def test_a_full_disk_ends_a_run_of_two_workers_at_once(
 
 def identities(plan: Plan) -> set[str]:
     """All resume keys of a plan."""
-    return {name for cell in runner.plan_cells(plan, None, "cpu") for name in cell.identities}
+    return {name for cell in planning.plan_cells(plan, None, "cpu") for name in cell.identities}
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_what_decides_nothing_keeps_the_cells(suite: str, setting: str) -> None:
 
 def test_another_device_type_makes_a_new_cell(suite: str) -> None:
     plan = resolve(suite)
-    cuda = {name for cell in runner.plan_cells(plan, None, "cuda") for name in cell.identities}
+    cuda = {name for cell in planning.plan_cells(plan, None, "cuda") for name in cell.identities}
     assert not identities(plan) & cuda
 
 
@@ -658,7 +658,7 @@ def test_a_guarantee_that_fails_harms_its_own_cells_only(
 def test_looks_at_the_same_victim_add_up_in_its_ceiling(suite: str, looks: int) -> None:
     """C = 4 on six tensors, std 6 C: mu is sqrt(6) / 6 a look, and grows by the root of looks."""
     settings = [f"leak.observations={looks}", "defenses.1.parameters.noise_multiplier=6"]
-    planned = runner.plan_cells(resolve(suite, defense="dp", settings=settings), None, "cpu")
+    planned = planning.plan_cells(resolve(suite, defense="dp", settings=settings), None, "cpu")
     expected = {1: 0.408248, 4: 0.816497, 9: 1.224745}[looks]
     assert [cell.ceiling_mu for cell in planned] == [pytest.approx(expected, abs=1e-6)] * 2
     assert "sensitivity 9.8" in planned[0].guarantee and "std 24" in planned[0].guarantee
@@ -673,7 +673,7 @@ def test_a_missing_data_set_is_skipped_with_the_reason(
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
     settings = ['datasets=["mnist", "lfw"]', "training.batch_size.lfw=4", *ONE]
     plan = resolve(suite, attack="start_image", settings=settings)
-    planned = runner.plan_cells(plan, None, "cpu")
+    planned = planning.plan_cells(plan, None, "cpu")
     assert {cell.cell.dataset for cell in planned if cell.skip} == {"lfw"}
     for cell in planned:
         if cell.skip:
@@ -780,8 +780,8 @@ def test_the_machine_of_these_tests_does_round_by_neighbours(suite: str, tmp_pat
 @pytest.mark.usefixtures("dependent")
 def test_who_is_in_a_chunk_is_part_of_what_a_result_is(suite: str) -> None:
     def named(unit: int | None, **asked: Any) -> set[str]:
-        platform = runner.platform_of("cpu", unit)
-        planned = runner.plan_cells(resolve(suite, **asked), None, platform)
+        platform = planning.platform_of("cpu", unit)
+        planned = planning.plan_cells(resolve(suite, **asked), None, platform)
         return {name for cell in planned for name in cell.identities}
 
     first = named(8)
@@ -816,9 +816,9 @@ def test_manifest_names_the_machine(reference: Path) -> None:
 @pytest.mark.parametrize("other", ["fast", "portable", "MKL_CBWR=AUTO"])
 def test_other_arithmetic_makes_a_new_cell(suite: str, other: str) -> None:
     plan = resolve(suite)
-    here = runner.platform_of("cpu")
+    here = planning.platform_of("cpu")
     platform = dataclasses.replace(here, arithmetic=other)
-    elsewhere = {n for cell in runner.plan_cells(plan, None, platform) for n in cell.identities}
+    elsewhere = {n for cell in planning.plan_cells(plan, None, platform) for n in cell.identities}
     if other == here.arithmetic:
         assert identities(plan) == elsewhere
     else:

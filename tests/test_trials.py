@@ -15,7 +15,7 @@ import torch
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import federated, runner, trials
+from leakbench import federated, planning, runner, trials
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.mse import mse
@@ -471,7 +471,7 @@ def test_victims_are_cut_to_whole_batches(batches: str, tmp_path: Path) -> None:
     settings = ["profiles.quick.victims=7", "profiles.quick.networks=2",
                 "training.batch_size.mnist=3"]  # fmt: skip
     plan = resolve(batches, attack="start_image", defense="none", settings=settings)
-    (planned,) = runner.plan_cells(plan, None, "cpu")
+    (planned,) = planning.plan_cells(plan, None, "cpu")
     assert planned.victims == ((0, 1, 2, 3, 4, 5), (7, 8, 9, 10, 11, 12))
     outcome = runner.run(plan, tmp_path / "run", root=None)
     assert (outcome.planned, outcome.ran) == (12, 12)
@@ -485,7 +485,7 @@ def test_victims_are_cut_to_whole_batches(batches: str, tmp_path: Path) -> None:
 def test_fewer_victims_than_a_batch_are_refused(batches: str) -> None:
     plan = resolve(batches, settings=["training.local_steps=4"])
     with pytest.raises(LeakbenchError) as caught:
-        runner.plan_cells(plan, None, "cpu")
+        planning.plan_cells(plan, None, "cpu")
     text = str(caught.value)
     assert "batches.toml, profile quick" in text
     assert "6 victims are less than one batch of 8 images" in text
@@ -576,7 +576,7 @@ def test_granted_labels_are_those_of_the_images(batches: str, tmp_path: Path) ->
 
 def test_grants_make_a_new_cell(batches: str) -> None:
     def keys(*settings: str) -> set[str]:
-        planned = runner.plan_cells(resolve(batches, settings=settings), None, "cpu")
+        planned = planning.plan_cells(resolve(batches, settings=settings), None, "cpu")
         return {name for cell in planned for name in cell.identities}
 
     assert not keys() & keys("attack.grants=['public']")
@@ -695,7 +695,7 @@ def test_pretraining_and_its_recipe_make_new_cells(batches: str) -> None:
         "{ epochs=1, learning_rate=0.01 }",
     ):  # fmt: skip
         settings = [] if recipe is None else [f"model.pretraining={recipe}"]
-        planned = runner.plan_cells(resolve(batches, settings=settings), None, "cpu")
+        planned = planning.plan_cells(resolve(batches, settings=settings), None, "cpu")
         keys.append({name for cell in planned for name in cell.identities})
     assert all(len(some) == 2 for some in keys)
     assert len(set.union(*keys)) == 2 * len(keys)

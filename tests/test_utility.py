@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from leakbench import runner, trials, utility
+from leakbench import planning, runner, trials, utility
 from leakbench.cli import app
 from leakbench.contracts import Setting
 from leakbench.data import catalog, load
@@ -136,10 +136,10 @@ def report_of(plan: Plan, folder: Path) -> Report:
     store = Run(folder)
     return cells.build(
         plan,
-        runner.plan_cells(plan, None, "cpu"),
+        planning.plan_cells(plan, None, "cpu"),
         store.records(),
         store.manifest(),
-        runner.plan_trainings(plan, None, "cpu"),
+        planning.plan_trainings(plan, None, "cpu"),
     )
 
 
@@ -207,7 +207,7 @@ def test_what_decides_a_training_is_in_its_identity(
     write: Write, old: str, new: str, same: bool
 ) -> None:
     def identities(path: str) -> set[str]:
-        planned = runner.plan_trainings(resolve(path), None, "cpu")
+        planned = planning.plan_trainings(resolve(path), None, "cpu")
         return {name for each in planned if each.cell.row == "cdp" for name in each.identities}
 
     before = identities(write())
@@ -394,7 +394,7 @@ def test_what_a_training_may_say_of_print(
 ) -> None:
     """Also where the rounds are set for the whole suite: print speaks of those in the file."""
     plan = resolve(write(), defense="none", settings=[f"training.iterations={rounds}"])
-    planned = runner.plan_trainings(plan, None, "cpu")
+    planned = planning.plan_trainings(plan, None, "cpu")
     records = {
         key: {"status": status, "reason": "", "accuracy": accuracy, "curve": [[0, 0.1]],
               "data": data, "examples": 1, "privacy": {}}
@@ -490,7 +490,7 @@ def test_looks_over_rounds_follow_the_training(write: Write) -> None:
         assert float(one.std()) == pytest.approx(0.5, rel=0.15)
     assert abs(float((noise[0] * noise[1]).mean())) < 0.05
     # Later weights were trained on the victims too, which no ceiling counts.
-    planned = next(each for each in runner.plan_cells(plan, None, "cpu") if each.cell == cell)
+    planned = next(each for each in planning.plan_cells(plan, None, "cpu") if each.cell == cell)
     assert planned.ceiling_mu is None
 
 
@@ -546,7 +546,7 @@ def test_promises_of_later_looks_know_the_decay(write: Write) -> None:
     found = []
     for at in (0, 3):
         plan = resolve(write(decaying, noise, ("[leak]\ntype = 2", f"[leak]\ntype = 2\nat = {at}")))
-        planned = [p for p in runner.plan_cells(plan, None, "cpu") if p.cell.row == "cdp"]
+        planned = [p for p in planning.plan_cells(plan, None, "cpu") if p.cell.row == "cdp"]
         assert planned[0].ceiling_mu == (None if at else pytest.approx(math.sqrt(6) / 6))
         found.append(planned[0].guarantee)
     # C = 1 on six tensors: sensitivity sqrt(6); sigma falls from 6 to 2 and is 3 in round 3 of 4.

@@ -15,10 +15,8 @@ from leakbench.commands.output import say, write
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
-    from leakbench.described import PlannedCell, PlannedTraining
     from leakbench.records import Run
     from leakbench.report.content import Report
-    from leakbench.spec import Plan
 
 
 class Format(StrEnum):
@@ -50,12 +48,14 @@ def gallery(
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     store = _existing(run)
-    plan, planned, _ = _resolved(store)
+    from leakbench import manifest
     from leakbench.report import gallery as drawing
+
+    known = manifest.read(store)
 
     path = out if out is not None else store.folder / "gallery.png"
     try:
-        warnings = drawing.draw(store, plan, planned, path)
+        warnings = drawing.draw(store, known.plan, known.cells, path)
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
     for warning in warnings:
@@ -64,6 +64,18 @@ def gallery(
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
         write(html, _render(store, _content(store), Format.html))
+
+
+def rescore(run: RunArgument) -> None:
+    """Judge a run again by its own rules and today's metrics; nothing is attacked."""
+    store = _existing(run)
+    from leakbench import runner
+    from leakbench.data.catalog import data_root
+
+    count = runner.rescore(store, data_root())
+    text, _ = write_reports(store.folder)
+    print(text)
+    say(f"{count} trials judged again; {store.folder}/report.md, .html, .json, .csv")
 
 
 def write_reports(folder: Path) -> tuple[str, list[str]]:
@@ -90,54 +102,13 @@ def _existing(run: Path) -> Run:
     return Run.existing(named if os.path.exists(named) and not os.path.exists(run) else run)
 
 
-def _resolved(store: Run) -> tuple[Plan, list[PlannedCell], list[PlannedTraining]]:
-    """The suite of a run as code and data are now."""
-    manifest = store.manifest()
-    try:
-        asked = [manifest[k] for k in ("suite", "profile", "attack", "defense", "settings")]
-        device = manifest["device"]
-        kernels, unit, release = (manifest[k] for k in ("arithmetic", "unit", "torch"))
-    except KeyError as error:
-        raise LeakbenchError(
-            f"{store.folder}: its newest manifest has no {error}, so another leakbench made it; "
-            "`leakbench run` does it again, report.md there is of then"
-        ) from None
-    suite, profile, attack, defense, settings = asked
-    texts = [suite, profile, *(x for x in (attack, defense) if x is not None)]
-    texts += [kernels, release]
-    sound = isinstance(settings, list) and all(isinstance(x, str) for x in [*texts, *settings])
-    sound = sound and (unit is None or isinstance(unit, int))
-    if not sound or device not in ("cpu", "cuda"):
-        raise LeakbenchError(f"{store.folder}: its newest manifest is damaged; remove the file")
-    from leakbench.suite import resolve
-
-    plan = resolve(suite, profile, attack=attack, defense=defense, settings=settings)
-    from leakbench import runner  # last, as torch takes its time to load
-    from leakbench.data.catalog import data_root
-
-    # As where the records were made, which may have been elsewhere.
-    made = runner.Platform(device=device, arithmetic=kernels, torch=release, unit=unit)
-    planned = runner.plan_cells(plan, data_root(), made)
-    trained = runner.plan_trainings(plan, data_root(), made)
-    records = store.records()
-    known = {key for cell in planned for key in cell.trials()}
-    known |= {key for training in trained for key in training.trials()}
-    if records and not known & records.keys():
-        commit = (manifest.get("git") or {}).get("commit") or "unknown"
-        raise LeakbenchError(
-            f"{store.folder}: its {len(records)} records were made by other code, data or "
-            f"settings (commit {str(commit)[:12]}); `leakbench run` does them again, report.md "
-            "there is of then"
-        )
-    return plan, planned, trained
-
-
 def _content(store: Run) -> Report:
     """The report of a run."""
-    plan, planned, trained = _resolved(store)
+    from leakbench import manifest
     from leakbench.report import cells
 
-    return cells.build(plan, planned, store.records(), store.manifest(), trained)
+    known = manifest.read(store)
+    return cells.build(known.plan, known.cells, store.records(), known.facts, known.trainings)
 
 
 def _render(store: Run, content: Report, format: Format) -> str:

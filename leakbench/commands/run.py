@@ -147,9 +147,10 @@ def _end(folder: Path, outcome: Outcome, broken: list[str]) -> None:
     """Say how a run went, and exit with its code."""
     for row in broken:
         say(f"above its ceiling, so mechanism or accounting is wrong: {row}")
+    judged = f", {outcome.rejudged} judged again" if outcome.rejudged else ""
     say(
         f"{outcome.planned} trials planned: {outcome.present} were there, {outcome.ran} run now, "
-        f"{outcome.skipped} skipped, {outcome.errors} in error; "
+        f"{outcome.skipped} skipped, {outcome.errors} in error{judged}; "
         f"{folder}/report.md, .html, .json, .csv"
     )
     raise typer.Exit(1 if outcome.errors or broken else 0)
@@ -167,12 +168,12 @@ def validate(
     plan = _plan(suite, profile, attack, defense, settings)
     for other in plan.profiles:
         _plan(suite, other, attack, defense, settings)  # its mistakes show before it is run
-    from leakbench import runner
+    from leakbench import planning
     from leakbench.data.catalog import data_root
 
     where = _device(device)
-    planned = runner.plan_cells(plan, data_root(), where)
-    trained = runner.plan_trainings(plan, data_root(), where)
+    planned = planning.plan_cells(plan, data_root(), where)
+    trained = planning.plan_trainings(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
         cells = [cell for cell in planned if cell.cell.dataset == dataset]
         rows = dict.fromkeys(cell.cell.row for cell in cells)
