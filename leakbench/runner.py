@@ -24,6 +24,7 @@ import torch
 from leakbench import manifest as manifests
 from leakbench import planning, probe
 from leakbench.arithmetic import processor
+from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import WorkerLost
 from leakbench.manifest import Manifest
