@@ -1,34 +1,33 @@
-"""Networks by name: what a plugin of the kind "models" is, and how one is built and drawn.
-
-Weights are a seed axis of every suite: a model's `init` draws them from a generator, either
-U(-0.5, 0.5) for weights and biases alike (`scheme="uniform"`, the DLG and CPL notebooks: flatters
-every attack) or by PyTorch's layer defaults (`scheme="default"`).
-"""
+"""Networks by name: what a plugin of the kind "models" is, and how one is built."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from leakbench import registry
-from leakbench.contracts import Model, Weights
+from leakbench.contracts import Model
 from leakbench.errors import LeakbenchError
+from leakbench.losses import Loss, require_classes
+from leakbench.modules import Mode, ModuleModel, require_steady
 from leakbench.parameters import check_kinds
-
-Scheme = Literal["uniform", "default"]
+from leakbench.weights import Scheme
 
 Takes = Literal["images", "rows", "any"]
 """Inputs of a network: (channels, height, width), (columns,), or any, which it flattens."""
 
 
 class Architecture(ABC):
-    """Family base: `name` identifies the plugin, fields are its hyper-parameters."""
+    """Family base: `name` identifies the plugin, fields are its hyper-parameters.
+
+    The properties are for plugins that build a `torch.nn.Module`; a model that is none says it
+    itself. A class attribute or a field may stand for each.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
@@ -37,9 +36,34 @@ class Architecture(ABC):
     def __post_init__(self) -> None:
         check_kinds(self)
 
+    @property
+    def loss(self) -> Loss:
+        """What client and attacker differentiate."""
+        return "cross_entropy"
+
+    @property
+    def head(self) -> str | None:
+        """Name of the weight of the module's last dense layer; None: no label is read off it."""
+        return None
+
+    @property
+    def mode(self) -> Mode | None:
+        """See `modules.ModuleModel`; None: its layers are as `build` leaves them."""
+        return None
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether examples of a batch mix in another way than by BatchNorm, which is noticed."""
+        return False
+
     @abstractmethod
-    def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> Model:
-        """The network for inputs of this shape, which `takes` allows."""
+    def build(
+        self, input_shape: tuple[int, ...], classes: int, scheme: Scheme
+    ) -> Model | nn.Module:
+        """The network for inputs of this shape, which `takes` allows.
+
+        A module needs not look at `scheme`: its weights are drawn by it afterwards.
+        """
 
 
 def build(
@@ -52,11 +76,45 @@ def build(
     """Network `name` for inputs of `input_shape`; parameters not given keep their defaults.
 
     Raises:
-        LeakbenchError: no such model, or one that does not take such inputs.
+        LeakbenchError: no such model, or one that does not take such inputs; see also `assemble`.
     """
     kind = cast(type[Architecture], registry.load("models", name))
     require_taken(kind, input_shape)
-    return kind(**(parameters or {})).build(input_shape, classes, scheme)
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in (parameters or {}).items()}
+    return assemble(kind(**given), input_shape, classes, scheme)
+
+
+@lru_cache(maxsize=16)  # every cell of a suite asks for it, and a large module takes a second
+def assemble(
+    architecture: Architecture, input_shape: tuple[int, ...], classes: int, scheme: Scheme
+) -> Model:
+    """The stateless network that a plugin builds.
+
+    What a plugin draws while it builds a module is the same every time, and leaves no trace in
+    torch's global generator.
+
+    Raises:
+        LeakbenchError: a module that `ModuleModel` or `require_steady` refuses, or whose number of
+            outputs does not go with the classes and the loss.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = architecture.build(input_shape, classes, scheme)
+    if not isinstance(built, nn.Module):
+        return built
+    try:
+        model = ModuleModel(
+            module=built,
+            head=architecture.head,
+            loss=architecture.loss,
+            mode=architecture.mode,
+            scheme=scheme,
+            mixed=architecture.mixes_examples,
+        )
+        require_classes(model.loss, require_steady(model, input_shape), classes)
+    except LeakbenchError as error:
+        raise LeakbenchError(f"model '{architecture.name}': {error}") from None
+    return model
 
 
 def require_taken(kind: type[Architecture], input_shape: tuple[int, ...], where: str = "") -> None:
@@ -80,32 +138,3 @@ def require_taken(kind: type[Architecture], input_shape: tuple[int, ...], where:
 def _takes(kind: type, input_shape: tuple[int, ...]) -> bool:
     takes: Takes = getattr(kind, "takes", "any")
     return takes == "any" or len(input_shape) == {"images": 3, "rows": 1}[takes]
-
-
-def draw(
-    shapes: Mapping[str, tuple[int, ...]],
-    scheme: Scheme,
-    generator: torch.Generator,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """Weights of these shapes; drawn in float64 and rounded, so float32 and float64 nets agree.
-
-    "default" is U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for a layer's weight and the bias behind it.
-    """
-    weights, bound = {}, 0.5
-    for name, shape in shapes.items():
-        if scheme == "default" and name.endswith("weight"):
-            bound = 1 / math.sqrt(math.prod(shape[1:]))  # the bias of a layer follows its weight
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-        weights[name] = ((2 * drawn - 1) * bound).to(dtype)
-    return weights
-
-
-def digest(weights: Weights) -> str:
-    """SHA-256 over names, shapes and bytes of the weights: part of a cell's identity."""
-    sha = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        array = value.detach().cpu().contiguous().numpy()
-        sha.update(f"{name}{array.shape}{array.dtype}".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
+from leakbench.losses import Loss
 from leakbench.privacy.events import check_delta
 from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.streams import NoiseStreams
@@ -257,6 +258,8 @@ class _Probe:
     whatever the local steps before have made of w."""
 
     shapes: Mapping[str, torch.Size]
+    loss: ClassVar[Loss] = "cross_entropy"
+    mixes_examples: ClassVar[bool] = False
 
     @property
     def head(self) -> str:

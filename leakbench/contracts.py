@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
+from leakbench.losses import Loss
 from leakbench.numeric import square_root
 from leakbench.parameters import check_kinds
 from leakbench.privacy.events import PrivacyEvent, Sampling
@@ -150,19 +151,30 @@ def concatenate(parts: Sequence[Gradients]) -> Gradients:
 
 
 class Model(Protocol):
-    """A stateless network: weights come in as an argument, so that `vmap` and `grad` apply.
-
-    `head` names the weight (classes, features) of the last dense layer: the label sign rule reads
-    its gradient.
-    """
+    """A stateless network: weights come in as an argument, so that `vmap` and `grad` apply."""
 
     @property
-    def head(self) -> str: ...
+    def head(self) -> str | None:
+        """Name of the weight (outputs, features) of the last dense layer, whose gradient gives
+        labels away; None where there is none."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """What client and attacker differentiate: the mean of `losses.example_losses`."""
+        ...
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether logits of one example depend on the others of its batch: then no example has a
+        gradient of its own."""
+        ...
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]: ...
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """(b, *input shape) -> (b, classes)."""
+        """(b, *input shape) -> (b, outputs): one for each class, or a single one for two classes
+        (see `losses`)."""
         ...
 
 

@@ -115,7 +115,7 @@ def check(
                 f"defense '{defense.name}': subsets of {row} need batches of one size; "
                 "allowed sampling: fixed_size"
             )
-    if getattr(model, "mixes_examples", False):
+    if model.mixes_examples:
         if defense.row_size(size) == 1:
             raise LeakbenchError(
                 f"defense '{defense.name}': clips single examples, which batch normalisation "

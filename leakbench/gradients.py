@@ -4,7 +4,7 @@ They are `torch.func` programs of any model; a model may bring faster programs o
 gradients of single examples (`HandWritten`, `HandWrittenStacked`).
 
 Shapes: inputs (clients, batch, *input shape); labels (clients, batch) class indices or
-(clients, batch, classes) probabilities. The loss is cross-entropy in nats without any factor, for
+(clients, batch, classes) probabilities. The loss is the model's (`losses`), without any factor, for
 client and attacker alike: an attacker whose loss differs by a factor never reaches distance 0.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.func import grad, vmap
 
 from leakbench.contracts import Gradients, Model, Weights
 from leakbench.errors import LeakbenchError
+from leakbench.losses import example_losses, mean_loss
 
 MULTIPLE, LEAST = 8, 16
 """Examples are computed together in multiples of 8, at least 16: in other numbers CPU matrix
@@ -72,10 +72,10 @@ class HandWrittenStacked(Protocol):
 
 
 def loss_function(model: Model) -> Callable[[Weights, Tensor, Tensor], Tensor]:
-    """Mean cross-entropy of `model` over a batch: (weights, inputs, labels) -> scalar."""
+    """Mean loss of `model` over a batch: (weights, inputs, labels) -> scalar."""
 
     def loss(weights: Weights, inputs: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(model.logits(weights, inputs), labels)
+        return mean_loss(model.loss, model.logits(weights, inputs), labels)
 
     return loss
 
@@ -97,12 +97,12 @@ def per_example(
     bit, on chunk_size, on the other examples, or on its place among them (probed on the CPU).
 
     Raises:
-        LeakbenchError: a network that mixes examples (`models.ModuleModel.mixes_examples`).
+        LeakbenchError: a network that mixes examples.
     """
-    if getattr(model, "mixes_examples", False):
+    if model.mixes_examples:
         raise LeakbenchError(
-            "model: batch normalisation mixes the examples of a batch, so none has a gradient of "
-            "its own; use GroupNorm, or a defense and a leak point of whole batches"
+            "model: the examples of a batch mix (as batch normalisation does), so none has a "
+            "gradient of its own; use GroupNorm, or a defense and a leak point of whole batches"
         )
     if stacked:
         found = _of_clients(model, weights, inputs, labels, chunk_size)
@@ -307,7 +307,7 @@ def _masked_loss(model: Model) -> Callable[..., Tensor]:
     """`loss_function` over the examples that are present; 0 without any."""
 
     def loss(weights: Weights, inputs: Tensor, labels: Tensor, present: Tensor) -> Tensor:
-        losses = functional.cross_entropy(model.logits(weights, inputs), labels, reduction="none")
+        losses = example_losses(model.loss, model.logits(weights, inputs), labels)
         return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)
 
     return loss

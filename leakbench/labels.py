@@ -7,7 +7,7 @@ from torch import Tensor
 
 from leakbench.contracts import Leak, Model, Streams, Weights
 from leakbench.gradients import per_example
-from leakbench.matching import sign_rule_labels
+from leakbench.matching import require_head, sign_rule_labels
 
 DUMMIES = 16
 """Random inputs a victim's mean softmax is estimated on."""
@@ -35,8 +35,9 @@ def _counted(leak: Leak, streams: Streams) -> Tensor:
     and is counted once; what is left of B goes to the largest remainders, one by one. Without a
     head bias, the gradient is the head row's sum over the sum of features that noise has. Clipping
     scales the gradient and spoils the counts; behind local steps they are those of all steps
-    together.
+    together. Cross-entropy only.
     """
+    require_head(leak.model, "cross_entropy")
     fractions = torch.stack([_fractions(leak, streams, k) for k in range(len(leak.observations))])
     left, gradient = fractions.mean(dim=0).unbind(dim=-1)
     found = []
@@ -55,7 +56,8 @@ def _fractions(leak: Leak, streams: Streams, number: int) -> Tensor:
     """(n, classes, 2) estimated counts and gradient of the head bias in one observation."""
     seen = leak.observations[number]
     model, weights, tensors = leak.model, seen.weights, seen.gradients.tensors
-    bias = model.head.removesuffix("weight") + "bias"
+    head = require_head(model, "cross_entropy")
+    bias = head.removesuffix("weight") + "bias"
     low, high = leak.input_range
     noise = streams.uniform("labels", (DUMMIES, *leak.input_shape))
     levels = torch.linspace(0, 1, DUMMIES, dtype=noise.dtype)
@@ -67,21 +69,23 @@ def _fractions(leak: Leak, streams: Streams, number: int) -> Tensor:
         if bias in tensors:
             gradient = tensors[bias][row]
         else:
-            gradient = tensors[model.head][row].sum(dim=-1)
-            gradient = gradient / _feature_sum(model, weights, inputs, softmax)
+            gradient = tensors[head][row].sum(dim=-1)
+            gradient = gradient / _feature_sum(model, head, weights, inputs, softmax)
         counts = leak.batch_size * (softmax.mean(dim=0) - gradient)
         found.append(torch.stack([counts, gradient], dim=-1))
     return torch.stack(found)
 
 
-def _feature_sum(model: Model, weights: Weights, inputs: Tensor, softmax: Tensor) -> Tensor:
+def _feature_sum(
+    model: Model, head: str, weights: Weights, inputs: Tensor, softmax: Tensor
+) -> Tensor:
     """Mean over `inputs` of the sum of the features that enter the head.
 
     Under label c the gradient of head row c is (softmax_c - 1) times the features; c is the least
     likely class, since the factor must not be 0.
     """
     labels = softmax.argmin(dim=-1)
-    gradients = per_example(model, weights, inputs[None], labels[None]).tensors[model.head][0]
+    gradients = per_example(model, weights, inputs[None], labels[None]).tensors[head][0]
     examples = torch.arange(len(inputs), device=inputs.device)
     rows = gradients[examples, labels].sum(dim=-1)
     return (rows / (softmax[examples, labels] - 1)).mean()

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Gradients, Leak, LocalSteps
+from leakbench.contracts import Gradients, Leak, LocalSteps, Model
 from leakbench.errors import LeakbenchError
+from leakbench.losses import Loss
 
 LEAST_STD = 1e-3
 """Noise on a tensor counts as at least this share of the victim's noisiest tensor: without noise a
@@ -154,12 +155,36 @@ def sign_rule_labels(leak: Leak) -> Tensor:
 
     Cross-entropy gives the true class the only negative logit gradient, and features after a
     sigmoid or ReLU are not negative, so the row sum of the true class is the only negative one.
-    Clipping keeps the sign; noise may turn it, less often the more observations are summed. Valid
-    for batch_size 1.
+    So does binary cross-entropy with an output a class; of a single output the sum is negative for
+    class 1. Clipping keeps the sign; noise may turn it, less often the more observations are
+    summed. Valid for batch_size 1.
+
+    Raises:
+        LeakbenchError: a network without a dense head, or under another loss.
     """
+    head = require_head(leak.model, "cross_entropy", "binary_cross_entropy")
     sums: Tensor | None = None
     for seen in leak.observations:
-        rows = seen.gradients.tensors[leak.model.head].sum(dim=-1)
+        rows = seen.gradients.tensors[head].sum(dim=-1)
         sums = rows if sums is None else sums + rows
     assert sums is not None
+    if sums.shape[-1] == 1:
+        return (sums < 0).to(torch.int64)
     return sums.argmin(dim=-1, keepdim=True)
+
+
+def require_head(model: Model, *losses: Loss) -> str:
+    """Name of the head whose gradient gives labels away under one of these losses.
+
+    Raises:
+        LeakbenchError: the model has none, or another loss.
+    """
+    allowed = 'allowed: threat models that grant "labels", or an attack that finds them itself'
+    if model.head is None:
+        raise LeakbenchError(f"labels: the model names no dense head to read them off; {allowed}")
+    if model.loss not in losses:
+        raise LeakbenchError(
+            f"labels: they are read off gradients of {' and '.join(losses)}, not of {model.loss}; "
+            f"{allowed}"
+        )
+    return model.head

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from leakbench import architectures, probe, registry
+from leakbench import probe, registry
 from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights, changes_nothing
 from leakbench.data import load
 from leakbench.data.catalog import look_up
@@ -25,6 +25,7 @@ from leakbench.plugin_files import one_line
 from leakbench.spec import Cell, Plan, UtilityCell, canonical, observer_of
 from leakbench.trials import build_attack, build_defense, check_cell, facts_of, network
 from leakbench.utility import check_training, first_weights
+from leakbench.weights import digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     identities = []
     for number in range(plan.networks):
         _, weights = network(cell, dataset, number)
-        whole = spec | {"network": number, "weights_digest": architectures.digest(weights)}
+        whole = spec | {"network": number, "weights_digest": digest(weights)}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     # Promises depend on shapes only: they are the same for every network.
     guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
@@ -233,8 +234,8 @@ def _planned_training(
     }
     identities = []
     for number in range(plan.utility_networks):
-        digest = architectures.digest(first_weights(cell, number))
-        whole = spec | {"network": number, "weights_digest": digest}
+        of_weights = digest(first_weights(cell, number))
+        whole = spec | {"network": number, "weights_digest": of_weights}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     return PlannedTraining(
         cell=cell,

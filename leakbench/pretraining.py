@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from leakbench.contracts import Model, Weights
+from leakbench.losses import mean_loss, predictions
 
 
 def pretrain(
@@ -20,7 +20,7 @@ def pretrain(
     learning_rate: float,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Adam on mean cross-entropy, no defense; the last, smaller batch of an epoch counts too.
+    """Adam on the model's mean loss, no defense; the last, smaller batch of an epoch counts too.
 
     inputs (m, *input shape), labels (m,); `generator` shuffles them before every epoch. The same
     arguments give the same weights on one kind of machine; it always runs on the CPU.
@@ -30,14 +30,14 @@ def pretrain(
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs), generator=generator).split(batch_size):
             optimiser.zero_grad()
-            loss = functional.cross_entropy(model.logits(trained, inputs[chosen]), labels[chosen])
+            loss = mean_loss(model.loss, model.logits(trained, inputs[chosen]), labels[chosen])
             loss.backward()
             optimiser.step()
     return {name: value.detach() for name, value in trained.items()}
 
 
 def accuracy(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> float:
-    """Share of `inputs` whose largest logit is their label's."""
+    """Share of `inputs` that the network classifies right."""
     with torch.no_grad():
-        parts = [model.logits(weights, part).argmax(dim=1) for part in inputs.split(500)]
-    return float((torch.cat(parts) == labels).float().mean())
+        found = [predictions(model.loss, model.logits(weights, x)) for x in inputs.split(500)]
+    return float((torch.cat(found) == labels).float().mean())

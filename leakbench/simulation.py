@@ -61,7 +61,7 @@ def simulator(
         # All clients begin from the same weights: the costly part of the first local step once for
         # all defenses, then each one's hooks.
         begun = None
-        if example_view or not getattr(model, "mixes_examples", False):
+        if example_view or not model.mixes_examples:
             some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
             begun = per_example(model, seen.weights, some, theirs)
         numbers = which.unique().tolist()

@@ -87,7 +87,7 @@ def run_round(
         gradients, shown, state = _mean_gradients(
             model, local, batch, defense, state, here,
             stacked=stacked, at_example=at_example, chunk_size=chunk_size,
-            by_examples=by_examples and not getattr(model, "mixes_examples", False),
+            by_examples=by_examples and not model.mixes_examples,
             single=None if stacked else first,
         )  # fmt: skip
         if at_example:

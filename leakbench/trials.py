@@ -52,6 +52,7 @@ from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, capture, public_gradients
 from leakbench.victims import Victims, label_overlap
+from leakbench.weights import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str,
 
 
 def _model(cell: Cell, dataset: Dataset) -> Model:
-    scheme = cast(architectures.Scheme, cell.weights)
+    scheme = cast(Scheme, cell.weights)
     return architectures.build(cell.model, dataset.input_shape, dataset.classes, scheme)
 
 
@@ -160,12 +161,7 @@ def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
         defense.row_size(cell.batch_size)
     if cell.federation:
         schedule = Schedule(**cell.federation)
-        model = architectures.build(
-            cell.model,
-            dataset.input_shape,
-            dataset.classes,
-            cast(architectures.Scheme, cell.weights),
-        )
+        model = _model(cell, dataset)
         for number in range(networks):
             axes = (cell.dataset, number)
             shares = partition(dataset.train_labels, schedule, cell.seed, axes)

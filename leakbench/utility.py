@@ -28,6 +28,7 @@ from leakbench.records import SCHEMA, Record
 from leakbench.spec import Schedule, UtilityCell
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import public_gradients
+from leakbench.weights import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ def build_defense(cell: UtilityCell) -> Defense:
 
 def _model(cell: UtilityCell) -> Model:
     entry = look_up(cell.source)
-    scheme = cast(architectures.Scheme, cell.weights)
+    scheme = cast(Scheme, cell.weights)
     return architectures.build(cell.model, entry.input_shape, entry.classes, scheme)
 
 

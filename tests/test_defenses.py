@@ -163,6 +163,9 @@ class Functional:
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         return {k: v.detach().clone().to(dtype) for k, v in self.net.named_parameters()}
 
+    loss = "cross_entropy"
+    mixes_examples = False
+
     def logits(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         return torch.func.functional_call(self.net, dict(weights), (inputs,))  # type: ignore[no-any-return]
 

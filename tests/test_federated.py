@@ -909,6 +909,8 @@ class Untouchable:
     """A network whose gradients nobody may ask for."""
 
     head: str = "dense3.weight"
+    loss = "cross_entropy"
+    mixes_examples = False
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         return start("mlp", dtype)

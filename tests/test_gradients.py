@@ -36,6 +36,9 @@ class Generic:
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         return self.model.init(generator, dtype)
 
+    loss = "cross_entropy"
+    mixes_examples = False
+
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         return self.model.logits(weights, inputs)
 

@@ -91,6 +91,9 @@ class _Linear:
         bias = torch.tensor([0.0, 0.0, 4.0, 0.0], dtype=dtype)
         return {"dense.weight": 12 * torch.eye(4, dtype=dtype), "dense.bias": bias}
 
+    loss = "cross_entropy"
+    mixes_examples = False
+
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         return inputs.flatten(1) @ weights["dense.weight"].T + weights["dense.bias"]
 
@@ -145,6 +148,9 @@ class _WithoutBias:
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         weights = self.inner.init(generator, dtype)
         return {k: v for k, v in weights.items() if k != "dense.bias"}
+
+    loss = "cross_entropy"
+    mixes_examples = False
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         return self.inner.logits({**weights, "dense.bias": torch.zeros(10)}, inputs)

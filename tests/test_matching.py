@@ -288,7 +288,9 @@ def test_the_sign_rule_sums_all_looks() -> None:
 
 
 class Named:
-    """A model of which only the head's name is asked."""
+    """A model of which only the head's name and the loss are asked."""
+
+    loss = "cross_entropy"
 
     def __init__(self, head: str) -> None:
         self.head = head

@@ -114,6 +114,9 @@ def test_accuracy_of_answers_known_by_hand() -> None:
         def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
             return {}
 
+        loss = "cross_entropy"
+        mixes_examples = False
+
         def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
             return inputs
 

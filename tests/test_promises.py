@@ -57,6 +57,9 @@ class Constant:
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         return {"w": torch.zeros(3, dtype=dtype)}
 
+    loss = "cross_entropy"
+    mixes_examples = False
+
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         first = inputs @ weights["w"]
         return torch.stack([first - first.detach(), torch.zeros_like(first)], dim=-1)
@@ -254,6 +257,9 @@ class Turning:
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
         return {"w": torch.zeros(3, dtype=dtype)}
+
+    loss = "cross_entropy"
+    mixes_examples = False
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         turned = torch.sign(weights["w"][0] - 0.25).detach() * 1e6 * weights["w"][1]

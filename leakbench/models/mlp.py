@@ -11,27 +11,35 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench.architectures import Architecture, Scheme, draw
+from leakbench.architectures import Architecture
 from leakbench.contracts import Weights
-
-MLP_HIDDEN = (64, 32)
+from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.losses import Loss, require_classes
+from leakbench.weights import Scheme, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseNet:
-    """Hidden dense layers of 64 and 32 units with ReLU, then a dense head.
+    """Hidden dense layers with ReLU, then a dense head.
 
-    Maps (b, *input_shape) to (b, classes) logits; inputs of any shape are flattened.
+    Maps (b, *input_shape) to (b, outputs) logits; inputs of any shape are flattened.
     """
 
     input_shape: tuple[int, ...]
-    classes: int
+    outputs: int
+    widths: tuple[int, ...] = (64, 32)
+    loss: Loss = "cross_entropy"
     scheme: Scheme = "uniform"
-    head: str = f"dense{len(MLP_HIDDEN) + 1}.weight"
+    mixes_examples: ClassVar[bool] = False
+
+    @property
+    def head(self) -> str:
+        """Weight of the last layer."""
+        return f"dense{len(self.widths) + 1}.weight"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape, in the order gradients are listed."""
-        widths = (math.prod(self.input_shape), *MLP_HIDDEN, self.classes)
+        widths = (math.prod(self.input_shape), *self.widths, self.outputs)
         shapes: dict[str, tuple[int, ...]] = {}
         for number, (inputs, units) in enumerate(pairwise(widths), start=1):
             shapes[f"dense{number}.weight"] = (units, inputs)
@@ -43,8 +51,8 @@ class DenseNet:
         return draw(self.shapes(), self.scheme, generator, dtype)
 
     def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """(b, *input_shape) -> (b, classes)."""
-        hidden, last = inputs.flatten(1), len(MLP_HIDDEN) + 1
+        """(b, *input_shape) -> (b, outputs)."""
+        hidden, last = inputs.flatten(1), len(self.widths) + 1
         for number in range(1, last + 1):
             weight, bias = weights[f"dense{number}.weight"], weights[f"dense{number}.bias"]
             hidden = functional.linear(hidden, weight, bias)
@@ -55,9 +63,31 @@ class DenseNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP(Architecture):
-    """Two hidden dense ReLU layers of 64 and 32 units, one dense head; also for tables."""
+    """Hidden dense ReLU layers, of 64 and 32 units by default, one dense head; also for tables.
+
+    Args:
+        widths: units of the hidden layers; [] is logistic regression.
+        loss: cross_entropy, binary_cross_entropy or mean_squared_error.
+        one_output: a single output for two classes, under a loss other than cross-entropy.
+    """
 
     name: ClassVar[str] = "mlp"
+    widths: tuple[int, ...] = (64, 32)
+    loss: Loss = "cross_entropy"
+    one_output: bool = False
+
+    def __post_init__(self) -> None:
+        Architecture.__post_init__(self)
+        for number, width in enumerate(self.widths):
+            require_at_least(self.name, 1, **{f"widths[{number}]": width})
 
     def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> DenseNet:
-        return DenseNet(input_shape=input_shape, classes=classes, scheme=scheme)
+        outputs = 1 if self.one_output else classes
+        try:
+            require_classes(self.loss, outputs, classes)
+        except LeakbenchError as error:
+            raise LeakbenchError(f"model '{self.name}', key one_output: {error}") from None
+        return DenseNet(
+            input_shape=input_shape, outputs=outputs, widths=self.widths, loss=self.loss,
+            scheme=scheme,
+        )  # fmt: skip

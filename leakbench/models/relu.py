@@ -10,9 +10,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from leakbench import relu_gradients
-from leakbench.architectures import Architecture, Scheme, Takes, draw
+from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
-from leakbench.losses import class_probabilities
+from leakbench.losses import Loss, class_probabilities
+from leakbench.weights import Scheme, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,9 @@ class ReluNet:
     classes: int
     channels: tuple[int, ...]
     scheme: Scheme = "default"
-    head: str = "dense.weight"
+    head: ClassVar[str] = "dense.weight"
+    loss: ClassVar[Loss] = "cross_entropy"
+    mixes_examples: ClassVar[bool] = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape, in the order gradients are listed."""

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench.architectures import Architecture, Scheme, Takes, draw
+from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
-from leakbench.losses import class_probabilities
+from leakbench.losses import Loss, class_probabilities
 from leakbench.sigmoid_gradients import example_gradients
+from leakbench.weights import Scheme, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,9 @@ class SigmoidNet:
     classes: int
     convolutions: tuple[Convolution, ...]
     scheme: Scheme = "uniform"
-    head: str = "dense.weight"
+    head: ClassVar[str] = "dense.weight"
+    loss: ClassVar[Loss] = "cross_entropy"
+    mixes_examples: ClassVar[bool] = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape, in the order gradients are listed."""
