@@ -201,9 +201,9 @@ def _rows(
     rows: list[Row] = []
     for name in dict.fromkeys(each.cell.dataset for each in planned):
         cells = [each for each in planned if each.cell.dataset == name]
-        label = look_up(name).title.split(",")[0]
+        label = look_up(cells[0].cell.source).title.split(",")[0]
         try:
-            dataset = load(name)
+            dataset = load(cells[0].cell.source)
         except DataMissing as error:
             skipped = next((each.skip for each in cells if each.skip), "")
             rows.append(Row(label=(label,), text=f"not run: {skipped or error}"))
