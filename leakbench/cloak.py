@@ -608,11 +608,7 @@ def _section(plan: Plan, choice: Choice, rule: Rule) -> list[str]:
         return parts  # no data, so nothing to show or to be careful about
     parts += [f"**Caution.** {text}" for text in choice.cautions()]
     if chosen is not None and chosen.cost is not None:
-        shown = [
-            each
-            for each in rules_of(plan)
-            if each.name == rule.name or each.judged.kind in ("strict", "identified")
-        ]
+        shown = [each for each in rules_of(plan) if each.name == rule.name or not each.judged.bare]
         parts += _table(_chosen_table(chosen, shown))
         parts += [_cost(chosen.cost), NOT_IN_EPSILON]
     return [*parts, *_table(_all_table(choice, rule))]

@@ -227,6 +227,30 @@ def test_medians_and_means(plan: Plan) -> None:
     assert cell.baselines.mean_image == pytest.approx(0.06)
 
 
+def test_lpips_has_a_column_where_it_was_measured(plan: Plan) -> None:
+    """Colour images have it, grey ones say once why not; a run of older records says nothing."""
+    reason = "it is made for colour images"
+    grey, colour = plan_cell(plan), plan_cell(plan, "cifar10")
+    greys = fill(grey, lambda n, v: {"lpips": None, "unmeasured": {"lpips": reason}})
+    colours = fill(colour, lambda n, v: {"lpips": 0.02 * v, "unmeasured": {}})
+    report = build(plan, (grey, greys), (colour, colours))
+    assert [cell.lpips for cell in report.cells] == [None, pytest.approx(0.15)]
+    texts = [note.text for note in report.notes if "LPIPS" in note.text]
+    assert texts == [f"LPIPS is not measured (mnist): {reason}."]
+    text = renderings.to_markdown(report)
+    headers = [line for line in text.splitlines() if line.startswith("|") and "SSIM" in line]
+    assert ["LPIPS" in line for line in headers] == [False, True]
+    (line,) = (line for line in text.splitlines() if " 0.99 " in line and " 0.15 " in line)
+    values = [value.strip() for value in line.strip("|").split("|")]
+    names = [name.strip() for name in headers[1].strip("|").split("|")]
+    assert float(values[names.index("LPIPS")]) == pytest.approx(0.15)
+    assert "enlarged to 64 pixels" in text
+
+    older = build(plan, (grey, fill(grey)), (colour, fill(colour)))
+    assert "LPIPS" not in renderings.to_markdown(older)
+    assert [cell.lpips for cell in older.cells] == [None, None]
+
+
 def test_every_end_of_a_trial_is_counted(plan: Plan) -> None:
     planned = plan_cell(plan)
     ends: dict[int, dict[str, Any] | None] = {

@@ -35,6 +35,7 @@ from leakbench.report.measured import (
     median_of,
     median_of_all,
     rules_of,
+    unmeasured,
 )
 from leakbench.report.notes import SAME_AS, notes_of
 from leakbench.report.verdicts import printed_entry, verdict_of
@@ -108,7 +109,7 @@ def build(
         attackers=_attackers(plan),
         cells=cells,
         costs=costs.build(plan, trained, records),
-        notes=notes_of(plan.notes, cells, rules, label_priors(planned)),
+        notes=notes_of(plan.notes, cells, rules, label_priors(planned), unmeasured(trials)),
         baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
         manifest=dict(manifest),
     )
@@ -190,6 +191,7 @@ def _cell(
         mse=median_of_all([record.get("mse_raw") for record in judged]),
         mse_clamped=median_of_all([record.get("mse_clamped") for record in judged]),
         ssim=median_of(judged, "ssim"),
+        lpips=median_of(judged, "lpips"),
         steps=median_of(judged, "steps"),
         evaluations=median_of(judged, "evaluations"),
         steps_to_success={r.name: trials.effort_to_success(r, "steps") for r in stepwise},

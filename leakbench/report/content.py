@@ -151,7 +151,7 @@ class ReportCell(Entry):
         reason: why it was skipped, or the commonest reason of a trial that is not ok.
         networks: with at least one trial.
         asr: success rate by rule, with its 95 % interval.
-        mse, mse_clamped, ssim, steps, evaluations: medians over judged trials.
+        mse, mse_clamped, ssim, lpips, steps, evaluations: medians over judged trials.
         steps_to_success, evaluations_to_success: by rule that is followed step by step.
         start_passes: rules that the start image meets for every victim.
         label_accuracy: share of labels that were right.
@@ -187,6 +187,7 @@ class ReportCell(Entry):
     mse: float | None
     mse_clamped: float | None
     ssim: float | None
+    lpips: float | None
     steps: float | None
     evaluations: float | None
     steps_to_success: Mapping[str, Effort]

@@ -203,6 +203,16 @@ def distinct(trials: Sequence[Trials], dataset: str) -> list[Record]:
     return list(found.values())
 
 
+def unmeasured(trials: Sequence[Trials]) -> dict[tuple[str, str], list[str]]:
+    """(metric, why it was not measured) -> data sets of which that is so."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for each in trials:
+        for record in each.all_judged:
+            for said in (record.get("unmeasured") or {}).items():
+                found.setdefault(said, {})[each.cell.dataset] = None
+    return {said: list(datasets) for said, datasets in found.items()}
+
+
 # ------------------------------------------------------------------------------ summaries
 
 

@@ -17,6 +17,7 @@ def notes_of(
     cells: Sequence[ReportCell],
     rules: Sequence[Rule],
     label_priors: Mapping[str, float],
+    unmeasured: Mapping[tuple[str, str], Sequence[str]],
 ) -> tuple[Note, ...]:
     """All notes of a report, in reading order; tables refer to them by number.
 
@@ -25,6 +26,7 @@ def notes_of(
         cells: Of the report.
         rules: Of the plan.
         label_priors: See `ceilings.label_priors`.
+        unmeasured: See `measured.unmeasured`.
     """
     return (
         *_suite_notes(remarks, cells),
@@ -36,6 +38,7 @@ def notes_of(
         *_absence_notes(cells),
         *_failure_notes(cells),
         *_prior_notes(label_priors),
+        *_unmeasured_notes(unmeasured),
     )
 
 
@@ -196,3 +199,11 @@ def _prior_notes(label_priors: Mapping[str, float]) -> list[Note]:
         f"victim's class, right with chance (mean over the victims): {places}."
     )
     return [_note(text, list(label_priors))]
+
+
+def _unmeasured_notes(unmeasured: Mapping[tuple[str, str], Sequence[str]]) -> list[Note]:
+    """Metrics without a number, each reason once."""
+    return [
+        _note(f"{metric.upper()} is not measured ({', '.join(datasets)}): {reason}.", datasets)
+        for (metric, reason), datasets in unmeasured.items()
+    ]

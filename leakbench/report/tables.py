@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leakbench.metrics.rules import kinds
 from leakbench.report.content import CostEntry, Report, ReportCell, RuleEntry
 from leakbench.report.verdicts import OWN_STOP, decisive
 from leakbench.report.words import (
@@ -150,6 +151,11 @@ def _guide(report: Report) -> tuple[str, ...]:
         "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
         "'-' where there is none at this tap.",
     ]
+    if _has_lpips(report.cells):
+        lines.append(
+            "LPIPS is the median perceptual distance by AlexNet's features, of images enlarged to "
+            "64 pixels; lower is nearer."
+        )
     if report.costs:
         lines += [
             "Leakage, accuracy, privacy and cost: 'worst attack' is the highest rate of all "
@@ -229,13 +235,12 @@ def _leakage_table(report: Report, cells: Sequence[ReportCell]) -> Table:
 
 def _readings(report: Report) -> list[RuleEntry]:
     """Rules that are a paper's own; one that is ours too has a column to itself."""
-    ours = ("strict", "identified")
-    return [rule for rule in report.rules if rule.paper and rule.kind not in ours]
+    return [rule for rule in report.rules if rule.paper and kinds()[rule.kind].bare]
 
 
 def _cost_table(report: Report, cells: Sequence[ReportCell], costs: Sequence[CostEntry]) -> Table:
     """A row a defense: what the worst attack of the panel gets, and what the defense costs."""
-    ours = [rule for rule in report.rules if rule.kind in ("strict", "identified")]
+    ours = [rule for rule in report.rules if not kinds()[rule.kind].bare]
     header = (
         *("method", *(f"worst attack, {rule.label}" for rule in ours)),
         *("accuracy", "printed", "curve (rounds: accuracy)", "epsilon of the final model"),
@@ -273,9 +278,11 @@ def _verdict_mark(verdict: str) -> str:
 
 
 def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
-    strict = [rule for rule in report.rules if rule.kind == "strict"]
+    strict = [rule for rule in report.rules if kinds()[rule.kind].needs_recovery]
+    perceptual = _has_lpips(cells)
     header = (
-        *("method", "attacker", "accuracy", "SSIM", "label right", "steps", "evaluations"),
+        *("method", "attacker", "accuracy", "SSIM", *["LPIPS"] * perceptual),
+        *("label right", "steps", "evaluations"),
         *(f"{what} to success, {r.label}" for r in strict for what in ("steps", "evaluations")),
         *("trials", "warnings"),
     )
@@ -285,6 +292,7 @@ def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
             cell.knowledge,
             rate_words(cell.accuracy),
             rate_words(cell.ssim),
+            *[rate_words(cell.lpips)] * perceptual,
             rate_words(cell.label_accuracy),
             compact(cell.steps),
             compact(cell.evaluations),
@@ -299,6 +307,11 @@ def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
         for cell in cells
     )
     return Table(caption="Effort, and why attacks failed", header=header, rows=rows)
+
+
+def _has_lpips(cells: Sequence[ReportCell]) -> bool:
+    """Whether it was measured anywhere: grey images and rows have none."""
+    return any(cell.lpips is not None for cell in cells)
 
 
 # ------------------------------------------------------------------------------ beside print
@@ -325,7 +338,7 @@ class _Line:
 def _printed_table(report: Report, cells: Sequence[ReportCell]) -> Table:
     """Three lines a row of the paper's table: rate, MSE, iterations, each in all its readings."""
     paper = [rule for rule in report.rules if rule.paper]
-    strict = [rule for rule in report.rules if rule.kind == "strict"]
+    strict = [rule for rule in report.rules if kinds()[rule.kind].needs_recovery]
     columns = list(dict.fromkeys((rule.name, rule.label) for rule in (*paper, *strict)))
     columns.append((OWN_STOP, "own stop"))
     header = ("method", "attacker", "number", "printed", *(label for _, label in columns))

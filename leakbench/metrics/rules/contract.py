@@ -37,12 +37,15 @@ class SuccessRule(ABC):
         kind: The kind's name in suites.
         version: Raised whenever the kind judges the same numbers differently.
         needs_recovery: Whether a success shows the image itself, not only whose it is.
+        bare: Whether it is no more than an error below a threshold, as papers print it: which error
+            and which threshold is enough there depends on the images.
         name: The rule's name in suites, records and tables.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     needs_recovery: ClassVar[bool] = False
+    bare: ClassVar[bool] = False
 
     name: str
 

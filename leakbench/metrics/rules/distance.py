@@ -18,6 +18,7 @@ class DistanceRule(SuccessRule):
     """
 
     kind: ClassVar[str] = "distance"
+    bare: ClassVar[bool] = True
 
     threshold: float
     clamp: bool = True

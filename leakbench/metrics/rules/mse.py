@@ -21,6 +21,7 @@ class MeanSquaredErrorRule(SuccessRule):
     """
 
     kind: ClassVar[str] = "mse"
+    bare: ClassVar[bool] = True
 
     threshold: float
     clamp: bool = True
