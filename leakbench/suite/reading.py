@@ -51,6 +51,8 @@ def open_file(suite: str) -> Opened:
     """Suite by name or path of a .toml file, as its text has it."""
     path, file = files.find(suite)
     raw = files.read_bytes(path)
+    if not raw.strip():
+        raise LeakbenchError(f"{file}: the file is empty; a suite needs at least schema = 1")
     document = document_of(raw, file)
     return Opened(
         document=document,
@@ -78,8 +80,6 @@ def _rule_sets(folder: Path) -> dict[str, Sequence[dict[str, Any]]]:
 
 def document_of(raw: bytes, file: str) -> dict[str, Any]:
     """The TOML document in a file's bytes."""
-    if not raw.strip():
-        raise LeakbenchError(f"{file}: the file is empty; a suite needs at least schema = 1")
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError:
@@ -129,28 +129,32 @@ def explain(error: ValidationError, table: type[BaseModel] = SuiteFile) -> str:
 
     Parts of a location in brackets are pydantic's own, not the file's.
     """
-    clauses = []
+    clauses: dict[tuple[str, str], str] = {}
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
         written = [part for part in location if not part.startswith(("[", "list["))]
-        # Of a value that may be of several types pydantic says what each of them misses.
-        of_type = len(location) > 1 and location[-1] in _SCALARS
-        of_type |= location[-1:] != [] and location[-1].startswith("list[")
-        if of_type and written[-1] in _SCALARS:
+        # Of a value that may be of several types pydantic says what each of them misses, of lists
+        # last.
+        of_list = location[-1:] != [] and location[-1].startswith("list[")
+        of_scalar = len(location) > 1 and location[-1] in _SCALARS
+        if of_scalar:
             written = written[:-1]
         key = ".".join(written) or "file"
-        if of_type:
+        kind = "type" if of_list or of_scalar else item["type"]
+        if of_list or of_scalar:
             text = "input should be a bool, a finite number or a string"
-            clauses.append(f"key {key}: {text}, got {_shortened(item['input'])}")
-        elif item["type"] == "extra_forbidden":
+            text += ", or a list with at least one of these" if of_list else ""
+            text = f"key {key}: {text}, got {_shortened(item['input'])}"
+        elif kind == "extra_forbidden":
             allowed = _allowed_keys(table, location)
-            clauses.append(str(unknown_name("key", location[-1], allowed, f"key {key}")))
-        elif item["type"] == "missing":
-            clauses.append(f"key {key}: missing")
+            text = str(unknown_name("key", location[-1], allowed, f"key {key}"))
+        elif kind == "missing":
+            text = f"key {key}: missing"
         else:
-            text = item["msg"][0].lower() + item["msg"][1:]
-            clauses.append(f"key {key}: {text}, got {_shortened(item['input'])}")
-    return "; ".join(dict.fromkeys(clauses))
+            said = item["msg"][0].lower() + item["msg"][1:]
+            text = f"key {key}: {said}, got {_shortened(item['input'])}"
+        clauses[key, kind] = text
+    return "; ".join(clauses.values())
 
 
 def _shortened(value: Any) -> str:
