@@ -86,13 +86,15 @@ def _suites() -> list[dict[str, str]]:
     from leakbench import suite
 
     rows = []
-    for name in suite.names():
-        try:
-            summary, status, reason = suite.read(name)[0].title, "ok", ""
-        except LeakbenchError as error:
-            summary, status, reason = "", "broken", str(error)
+    for each in suite.listed():
+        summary, reason = "", each.reason
+        if not reason:
+            try:
+                summary = suite.read(each.name)[0].title
+            except LeakbenchError as error:
+                reason = str(error)
         rows.append(
-            {"name": name, "origin": f"leakbench ({name}.toml)", "status": status,
+            {"name": each.name, "origin": each.origin, "status": "broken" if reason else "ok",
              "reason": reason, "summary": summary}
         )  # fmt: skip
     return rows
