@@ -1,5 +1,6 @@
 """Data sets, samples and the data root, against known numbers and damaged files."""
 
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -25,7 +26,7 @@ from PIL import Image
 
 from leakbench import data
 from leakbench.data import catalog, datasets, entries, prepare, readers, writing
-from leakbench.data.families import faces
+from leakbench.data.families import binary, faces
 from leakbench.errors import DataMissing, LeakbenchError
 
 SAMPLED = ("mnist", "fashion_mnist", "cifar10")
@@ -657,6 +658,154 @@ def test_prepare_adult_from_its_two_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert x[:, 6:].sum() == 8 + 5 + 8
 
 
+def test_prepare_cifar100_keeps_the_fine_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(4)
+    x = random.integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    coarse, fine = np.array([3, 1, 19, 0, 7]), np.array([99, 0, 50, 7, 12])
+    records = [bytes([coarse[i], fine[i]]) + x[i].transpose(2, 0, 1).tobytes() for i in range(5)]
+    files = {"cifar-100-binary/train.bin": b"".join(records[:3]),
+             "cifar-100-binary/test.bin": b"".join(records[3:])}  # fmt: skip
+    announce(monkeypatch, "cifar100", [tar_bytes(files)], tmp_path / "source")
+    prepare.prepare(tmp_path / "dest", ["cifar100"], tmp_path / "source")
+    with np.load(tmp_path / "dest" / "cifar100.npz", allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["x_train"], x[:3])
+        assert arrays["y_train"].tolist() == fine[:3].tolist()
+        assert np.array_equal(arrays["x_test"], x[3:])
+        assert arrays["y_test"].tolist() == fine[3:].tolist()
+        assert len(set(arrays["class_names"].tolist())) == 100
+    # Of the archive that its authors publish: three names and the places where they stand in it.
+    names = catalog.look_up("cifar100").class_names
+    assert (names[0], names[58], names[99]) == ("apple", "pickup_truck", "worm")
+
+
+def test_a_set_without_an_index_list_is_split_by_a_seed(tmp_path: Path) -> None:
+    sample = data.load("cifar10")
+    images = (torch.cat([sample.candidates, sample.public]) * 255).round().to(torch.uint8)
+    x, labels = images.permute(0, 2, 3, 1).numpy(), (np.arange(2000) % 100).astype(np.uint8)
+    np.savez(tmp_path / "cifar100.npz", x_train=x[:1500], y_train=labels[:1500],
+             x_test=x[1500:], y_test=labels[1500:])  # fmt: skip
+    entry = replace(catalog.look_up("cifar100"), full_counts=(1500, 500))
+    found = entry.read(entry, [tmp_path / "cifar100.npz"])
+    assert found.counts == (1000, 500, 500)
+    assert imbalance(torch.from_numpy(found.labels[:1500]).long(), 100) == 1
+    assert imbalance(torch.from_numpy(found.labels[1500:]).long(), 100) == 1
+    assert np.array_equal(found.images.transpose(0, 2, 3, 1), x[found.indices])
+    assert np.array_equal(found.labels, labels[found.indices])
+    assert sorted(found.indices) == list(range(2000))
+    assert max(found.indices[:1500]) < 1500
+    again = entry.read(entry, [tmp_path / "cifar100.npz"])
+    assert np.array_equal(found.indices, again.indices)
+    whole = entry.read_full(entry, [tmp_path / "cifar100.npz"])
+    assert np.array_equal(whole.train.transpose(0, 2, 3, 1), x[:1500])
+    assert np.array_equal(whole.test_labels, labels[1500:])
+
+
+BITS = [[3, 0, 1, 1], [1, 1, 1, 0], [2, 0, 0, 0], [3, 1, 0, 1]]
+
+
+def bits_archive(file: str, rows: list[list[int]], quote: str = "") -> bytes:
+    """An archive with a file of lines "label,value,..."."""
+    lines = [",".join(f"{quote}{value}{quote}" for value in row) for row in rows]
+    return tar_bytes({file: "\n".join([*lines, ""]).encode()})
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_prepare_rows_of_zeros_and_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quote: str
+) -> None:
+    (tmp_path / "dataset_location.tgz").write_bytes(bits_archive("bangkok", BITS, quote))
+    build = functools.partial(binary.build, file="bangkok", shape=(4, 3), classes=3)
+    monkeypatch.setitem(
+        catalog.CATALOG, "location30", replace(catalog.look_up("location30"), build=build)
+    )
+    prepare.prepare(tmp_path / "dest", ["location30"], tmp_path)
+    with np.load(tmp_path / "dest" / "location30.npz", allow_pickle=False) as arrays:
+        assert arrays["x"].tolist() == [row[1:] for row in BITS]
+        assert arrays["y"].tolist() == [2, 0, 1, 2]
+        assert arrays["x"].dtype == arrays["y"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (BITS[:3], r"a table \(3, 4\), it must be \(4, 4\)"),
+        ([row[:3] for row in BITS], r"a table \(4, 3\), it must be \(4, 4\)"),
+        ([*BITS[:3], [4, 0, 0, 1]], "labels 1 to 3, then zeros and ones"),
+        ([*BITS[:3], [0, 0, 0, 1]], "labels 1 to 3, then zeros and ones"),
+        ([*BITS[:3], [1, 0, 2, 1]], "labels 1 to 3, then zeros and ones"),
+        ([*BITS[:3], [1, 0, 999, 1]], "no table of bytes"),
+        ([*BITS[:3], [1, 0, -1, 1]], "no table of bytes"),
+        ([*BITS[:3], [1, 0]], "no table of bytes"),
+    ],
+)
+def test_prepare_says_when_rows_are_not_zeros_and_ones(
+    tmp_path: Path, rows: list[list[int]], message: str
+) -> None:
+    archive = tmp_path / "rows.tgz"
+    archive.write_bytes(bits_archive("bangkok", rows))
+    with pytest.raises(LeakbenchError, match=message):
+        binary.build([archive], [tmp_path / "x.npz"], file="bangkok", shape=(4, 3), classes=3)
+    with pytest.raises(LeakbenchError, match="'other' is missing"):
+        binary.build([archive], [tmp_path / "x.npz"], file="other", shape=(4, 3), classes=3)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_rows_of_zeros_and_ones_are_split_and_their_source_is_remarked(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    x = random.integers(0, 2, (90, 446), dtype=np.uint8)
+    y = np.arange(90, dtype=np.uint8) % 30
+    x[89] = x[59]  # of the same class; the first one counts
+    np.savez(tmp_path / "location30.npz", x=x, y=y)
+    entry = replace(catalog.look_up("location30"), full_counts=(90, 0))
+    found = entry.read(entry, [tmp_path / "location30.npz"])
+    assert found.source == f"{tmp_path / 'location30.npz'} (differs from the reference copy)"
+    assert found.counts == (59, 0, 30)
+    assert found.images.dtype == np.float32
+    assert np.array_equal(found.images, x[found.indices])
+    assert sorted(found.indices) == list(range(89))
+    whole = entry.read_full(entry, [tmp_path / "location30.npz"])
+    assert (len(whole.train), len(whole.test)) == (59, 30)
+    other = replace(catalog.look_up("purchase100"), full_counts=(90, 0), classes=30,
+                    input_shape=(446,))  # fmt: skip
+    assert other.read(other, [tmp_path / "location30.npz"]).source.endswith(
+        "(not verified, no checksum known)"
+    )
+    np.savez(tmp_path / "location30.npz", x=x + 1, y=y)
+    with pytest.raises(LeakbenchError, match="'x' must hold zeros and ones only"):
+        entry.read(entry, [tmp_path / "location30.npz"])
+
+
+def test_archives_without_a_published_checksum_are_never_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_download", lambda *_: pytest.fail("was downloaded"))
+    with pytest.raises(DataMissing, match="state no checksum, so it is not downloaded; fetch http"):
+        prepare.prepare(tmp_path / "dest", ["purchase100"])
+    with pytest.raises(DataMissing, match=r"'dataset_purchase\.tgz' is not in"):
+        prepare.prepare(tmp_path / "dest", ["purchase100"], tmp_path)
+    monkeypatch.setattr(catalog, "NAMES", ("location30", "purchase100"))
+    lines: list[str] = []
+    prepare.prepare(tmp_path / "dest", report=lines.append)
+    assert [line.split(";")[0] for line in lines] == [
+        "location30: left out", "purchase100: left out",
+    ]  # fmt: skip
+    for entry in catalog.CATALOG.values():
+        unverified = entry.name in ("location30", "purchase100")
+        assert all(bool(archive.digest) != unverified for archive in entry.archives)
+
+
+def test_a_member_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "rows.tgz"
+    archive.write_bytes(tar_bytes({"bangkok": b"1,0\n" * 99}))
+    monkeypatch.setattr(writing, "LIMIT_BYTES", 395)
+    with pytest.raises(LeakbenchError, match="'bangkok' is 396 bytes long, allowed are 395"):
+        binary.build([archive], [tmp_path / "x.npz"], file="bangkok", shape=(99, 1), classes=1)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"|1x3 Cross validator\n", b"39, State-gov\n", b"\xff" * 99, b"a, " * 14 + b"<=50K\n"],
@@ -836,3 +985,20 @@ def test_adult_columns_of_the_data_root() -> None:
     assert int(x[:, columns.index("sex=Female")].sum()) == 16_192
     assert int(x[:, columns.index("sex=Male")].sum()) == 32_650
     assert int((x[:, [c.startswith("workclass=") for c in columns]].sum(1) == 0).sum()) == 2799
+
+
+@pytest.mark.data
+def test_location30_of_the_data_root() -> None:
+    root = data.data_root()
+    if root is None or not (root / "location30.npz").is_file():
+        pytest.skip("location30.npz is not in the data root")
+    whole, found = data.load_full("location30"), data.load("location30")
+    assert found.source == str(root / "location30.npz")  # the reference copy
+    assert (len(whole.train), len(whole.test)) == (3758, 1252)
+    assert whole.train.unique().tolist() == [0.0, 1.0]
+    assert imbalance(found.candidate_labels, 30) == 1
+    assert len(found.train) == 3758
+    assert len(found.public) == 1000
+    rows = digests(found.train) + digests(found.public)
+    assert len(set(rows)) == len(rows)
+    assert set(digests(found.public)) <= set(digests(whole.test))
