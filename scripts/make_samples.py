@@ -20,7 +20,7 @@ Order: inside each class the examples are sorted by the SHA-256 of "seed:data se
 taken round robin over the classes, so that every prefix of the candidates is balanced to within
 one example a class.
 
-Needs numpy, Pillow and dpkg-deb.
+Needs leakbench and dpkg-deb.
 """
 
 import gzip
@@ -38,6 +38,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from leakbench.data import examples
+from leakbench.data.examples import take_in_turn
 
 Bytes = NDArray[np.uint8]
 
@@ -228,20 +231,7 @@ def adult_indices(source: Path) -> dict[str, object]:
 
 def round_robin(labels: Bytes, salt: str) -> NDArray[np.int64]:
     """All indices, one of each class in turn; a class that runs out is passed over."""
-
-    def key(index: int) -> str:
-        return hashlib.sha256(f"{SEED}:{salt}:{index}".encode("ascii")).hexdigest()
-
-    shuffled = np.array(sorted(range(len(labels)), key=key), dtype=np.int64)
-    return take_in_turn(shuffled, labels)
-
-
-def take_in_turn(indices: NDArray[np.int64], labels: Bytes) -> NDArray[np.int64]:
-    """The same indices, one of each class in turn, in their given order inside a class."""
-    waiting = [indices[labels[indices] == c].tolist() for c in range(int(labels.max()) + 1)]
-    rounds = max(len(members) for members in waiting)
-    turns = [m[turn] for turn in range(rounds) for m in waiting if turn < len(m)]
-    return np.array(turns, dtype=np.int64)
+    return examples.round_robin(labels, f"{SEED}:{salt}")
 
 
 def sample(
