@@ -26,7 +26,7 @@ from leakbench.commands.options import (
     SetOption,
     SuiteArgument,
 )
-from leakbench.commands.output import say
+from leakbench.commands.output import say, write
 from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from leakbench.described import PlannedCell, PlannedTraining
     from leakbench.runner import Outcome, Progress
     from leakbench.spec import Plan
+
+
+NOISE = ("clip", "noise_multiplier")
+"""Parameters whose product is the noise sigma C: of equal accuracies `cloak` takes the least."""
 
 
 class ChoiceFormat(StrEnum):
@@ -92,6 +96,12 @@ def cloak(
         str | None,
         typer.Option("--rule", help="Success rule of the suite to choose by; else strict."),
     ] = None,
+    at_most: Annotated[
+        float | None,
+        typer.Option(
+            help="Allow rates whose upper end is at most this, 0 to 1; else no success at all."
+        ),
+    ] = None,
     format: Annotated[ChoiceFormat, typer.Option(help="md or json.")] = ChoiceFormat.md,
     settings: SetOption = None,
     fast: FastOption = False,
@@ -99,26 +109,26 @@ def cloak(
     """Run a suite and choose, of its defenses that leak nothing, the most accurate one."""
     _arithmetic(fast)
     plan = _plan(suite, profile, None, None, settings)  # first: torch takes its time to load
-    from leakbench import cloak as choosing
+    from leakbench import selection
     from leakbench.data.catalog import data_root
+    from leakbench.report import choices as written
+
+    criteria = selection.Criteria(rule=rule or "strict", at_most=at_most, ties=NOISE)
 
     folder, where, count = _place(plan, out, device, workers)
     with _interruptible(folder):
         with _progress() as report:
-            found = choosing.search(
-                plan, folder, root=data_root(), device=where, workers=count, rule=rule,
+            outcome, choices = selection.search(
+                plan, folder, criteria, root=data_root(), device=where, workers=count,
                 report=report,
             )  # fmt: skip
-        outcome = found.outcome
         _, broken = _written(folder, outcome)
-        write = choosing.to_json if format is ChoiceFormat.json else choosing.to_markdown
-        print(write(plan, found.choices), end="")
-        (folder / "cloak.md").write_text(
-            choosing.to_markdown(plan, found.choices), encoding="utf-8"
-        )
-    for choice in found.choices:
+        page = written.to_markdown(plan, choices)
+        write(folder / "cloak.md", page)
+        print(written.to_json(plan, choices) if format is ChoiceFormat.json else page, end="")
+    for choice in choices:
         if choice.optimistic:
-            say(f"{choice.dataset}: {choice.cautions()[0]}")
+            say(f"{choice.dataset}: {written.cautions(choice)[0]}")
     _end(folder, outcome, broken)
 
 

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from leakbench import cli, cloak, planning, runner
-from leakbench.cloak import Attacked, Choice, Setting
+from leakbench import cli, planning, runner, selection
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError
+from leakbench.halves import split
 from leakbench.records import Key, Record, key
+from leakbench.report import choices as written
 from leakbench.report.content import CostEntry
 from leakbench.runner import Outcome
+from leakbench.selection import AttackerResult, Choice, Criteria, MeasuredSetting
 from leakbench.spec import Plan
 from leakbench.statistics import Interval, rate_interval, wilson
 from leakbench.suite import resolve
@@ -80,6 +82,9 @@ victims = 8
 utility = { networks = 2 }
 """
 SETTINGS = ("clip", "some", "much")
+STRICT = Criteria(ties=("clip", "noise_multiplier"))
+READING = Criteria(rule="reading", ties=STRICT.ties)
+ONLY = Criteria(rule="rule", ties=STRICT.ties)
 ACCURACY = {"none": 0.95, "clip": 0.9, "some": 0.8, "much": 0.3}
 
 HIT: dict[str, Any] = {"mse_raw": 1e-5, "mse_clamped": 1e-5, "rank": 1}
@@ -180,14 +185,14 @@ def chosen(
     plan: Plan,
     result: Result,
     *,
-    rule: str | None = None,
+    criteria: Criteria = STRICT,
     accuracy: Mapping[str, float | None] = ACCURACY,
     mu: float | None = None,
 ) -> Choice:
     planned = planned_cells(plan, mu)
     trained, prices = trainings(plan, accuracy)
     records = attack_records(planned, result) | prices
-    (choice,) = cloak.select(plan, planned, trained, records, rule=rule)
+    (choice,) = selection.select(plan, planned, trained, records, criteria)
     return choice
 
 
@@ -197,7 +202,7 @@ def leaking(*leaks: str) -> Result:
 
 
 def standings(choice: Choice) -> dict[str, str]:
-    return {s.defense: s.standing(choice.rule) for s in choice.settings}
+    return {s.defense: s.standing(choice.criteria) for s in choice.settings}
 
 
 def price(accuracy: float) -> CostEntry:
@@ -218,9 +223,9 @@ def setting(
     accuracy: float = 0.5,
     parameters: Mapping[str, float] | None = None,
     **changes: Any,
-) -> Setting:
+) -> MeasuredSetting:
     """A setting attacked on 1,000 victims under one rule."""
-    attacked = Attacked(
+    attacked = AttackerResult(
         variant="", attack="cpl", knowledge="naive", trials=1000, batches=1000, crashed=0, absent=0,
         rates={"rule": Interval(rate, 0.0, 1.0)}, start_passes=(), ceiling=None, flags=(),
     )  # fmt: skip
@@ -228,12 +233,13 @@ def setting(
         "defense": defense,
         "label": defense,
         "plugin": "model_cloak",
+        "control": False,
         "parameters": parameters or {},
         "selection": (attacked,),
         "fresh": (attacked,),
         "cost": price(accuracy),
     }
-    return Setting(**whole | changes)
+    return MeasuredSetting(**whole | changes)
 
 
 # ------------------------------------------------------------------------------ the printed table
@@ -282,7 +288,7 @@ def test_rule_on_the_printed_table(
         )
         for (clip, scale), rate, accuracy in zip(places, rates, accuracies, strict=True)
     ]  # fmt: skip
-    best = cloak.choose(settings, "rule")
+    best = selection.choose(settings, ONLY)
     assert best is not None
     assert (best.parameters["clip"], best.parameters["noise_multiplier"]) == expected
 
@@ -298,8 +304,8 @@ def test_the_most_accurate_that_resists(plan: Plan) -> None:
         "none": "control", "clip": "leaks", "some": "resists", "much": "resists",
     }  # fmt: skip
     assert (choice.reason, choice.least_leaking, choice.optimistic) == ("", None, False)
-    assert [s.noise for s in choice.settings] == [None, 0.0, 1.0, 24.0]
-    cautions = choice.cautions()
+    assert [choice.criteria.tie(s.parameters) for s in choice.settings] == [None, 0.0, 1.0, 24.0]
+    cautions = written.cautions(choice)
     assert [c for c in cautions if "networks" not in c] == []
 
 
@@ -318,7 +324,7 @@ def test_one_success_of_one_attacker_on_the_first_half_disqualifies(
     assert {a.knowledge: a.successes("strict") for a in clip.selection} == {
         "naive": int(knowledge == "naive"), "adaptive": int(knowledge == "adaptive"),
     }  # fmt: skip
-    assert cloak.worst(clip.selection, "strict").knowledge == knowledge
+    assert selection.worst(clip.selection, "strict").knowledge == knowledge
     assert not any(a.successes("strict") for a in clip.fresh)
 
 
@@ -333,16 +339,16 @@ def test_a_success_on_fresh_victims_does_not_choose_but_is_said(plan: Plan) -> N
     assert choice.chosen is not None and choice.chosen.defense == "clip"
     assert choice.optimistic
     text = "leaks on fresh victims (analytic adaptive 2 of 8): the selection was optimistic"
-    assert text in choice.cautions()[0]
+    assert text in written.cautions(choice)[0]
     naive, adaptive = choice.chosen.fresh
     outcomes = [[victim in hits for victim in range(start, start + 4)] for start in (4, 12)]
     assert adaptive.rates["strict"] == rate_interval(outcomes)
     assert naive.rates["strict"].high == pytest.approx(wilson(0, 8)[1])
-    page = cloak.to_markdown(plan, (choice,))
+    page = written.to_markdown(plan, (choice,))
     assert text in page and "chosen, leaks on fresh victims" in page
     assert f"0 of 8 means at most {wilson(0, 8)[1]:.3g}" in page
     # Under a rule that the same records fail everywhere on the first half, nothing is chosen.
-    assert chosen(plan, result, rule="reading").chosen is None
+    assert chosen(plan, result, criteria=READING).chosen is None
 
 
 def test_victims_are_split_by_candidate_number_in_every_network(plan: Plan) -> None:
@@ -370,15 +376,57 @@ def test_ties_go_to_the_least_noise(
     assert choice.chosen is not None and choice.chosen.defense == expected
 
 
+@pytest.mark.parametrize(
+    ("at_most", "expected"),
+    [
+        (None, "some"),  # clipping leaks one of eight
+        (0.5, "clip"),  # 1 of 4 and 0 of 4 are at most .5
+        (0.49, "some"),
+        (0.33, "some"),  # 0 of 8 is at most .324
+        (0.32, None),
+        (0.0, None),
+    ],
+)
+def test_a_rate_may_be_allowed_by_its_upper_end(
+    plan: Plan, at_most: float | None, expected: str | None
+) -> None:
+    criteria = Criteria(at_most=at_most, ties=STRICT.ties)
+
+    def result(defense: str, known: str, network: int, victim: int) -> Mapping[str, Any]:
+        leaks = defense == "none" or (defense == "clip" and victim in {3, 12})
+        return HIT if leaks else MISS
+
+    choice = chosen(plan, result, criteria=criteria)
+    assert (choice.chosen and choice.chosen.defense) == expected
+    assert not choice.optimistic  # fresh victims leak as many
+    page = written.to_markdown(plan, (choice,))
+    words = "no attacker has a success" if at_most is None else f"at most {at_most:g}, the most"
+    assert words in page and "of the least clip x noise_multiplier" in page
+    assert json.loads(written.to_json(plan, (choice,)))["at_most"] == at_most
+
+
+@pytest.mark.parametrize("at_most", [-0.1, 1.1, float("nan")])
+def test_what_is_allowed_is_a_rate(at_most: float) -> None:
+    with pytest.raises(LeakbenchError, match=r"at_most must be a rate from 0 to 1"):
+        Criteria(at_most=at_most)
+
+
+def test_a_choice_may_leave_ties_to_the_order_of_rows(plan: Plan) -> None:
+    equal: dict[str, float | None] = dict.fromkeys(ACCURACY, 0.8)
+    choice = chosen(plan, leaking("none", "clip"), accuracy=equal, criteria=Criteria())
+    assert choice.chosen is not None and choice.chosen.defense == "some"
+    assert "of equal ones" not in written.to_markdown(plan, (choice,))
+
+
 def test_ties_of_noise_go_to_the_earlier_row_and_unknown_noise_comes_last() -> None:
     known = {"clip": 3.0, "noise_multiplier": 2.0}
     unknown = setting("unknown", parameters={"std": 1e-9})
     first = setting("first", parameters=known)
     second = setting("second", parameters={"clip": 2.0, "noise_multiplier": 3.0})
-    assert cloak.choose([unknown, first, second], "rule") is first
-    assert cloak.choose([second, first], "rule") is second
-    assert cloak.choose([unknown], "rule") is unknown
-    assert cloak.choose([], "rule") is None
+    assert selection.choose([unknown, first, second], ONLY) is first
+    assert selection.choose([second, first], ONLY) is second
+    assert selection.choose([unknown], ONLY) is unknown
+    assert selection.choose([], ONLY) is None
 
 
 def test_without_a_setting_that_resists_the_least_leaking_is_named(plan: Plan) -> None:
@@ -388,7 +436,7 @@ def test_without_a_setting_that_resists_the_least_leaking_is_named(plan: Plan) -
     assert choice.reason == "no setting resists: 3 leaking"
     assert choice.least_leaking is not None
     assert choice.least_leaking.defense == "some"  # of equal rates the more accurate
-    page = cloak.to_markdown(plan, (choice,))
+    page = written.to_markdown(plan, (choice,))
     assert "**None: no setting resists: 3 leaking.**" in page
     assert "The least leaking one is C=1, sigma=1, worst attacker 3 of 8." in page
     assert "Chosen:" not in page
@@ -423,7 +471,9 @@ def test_fresh_trials_without_a_result_are_said(plan: Plan) -> None:
         plan, lambda d, k, n, victim: HIT if d == "none" else lost.get(victim, MISS)
     )  # fmt: skip
     assert choice.chosen is not None and choice.chosen.defense == "clip"
-    assert any(c.startswith("4 trials on fresh victims have no result") for c in choice.cautions())
+    assert any(
+        c.startswith("4 trials on fresh victims have no result") for c in written.cautions(choice)
+    )
     assert [(a.trials, a.crashed, a.absent) for a in choice.chosen.fresh] == [(7, 1, 1)] * 2
 
 
@@ -431,7 +481,7 @@ def test_a_data_set_without_a_setting_says_so(plan: Plan) -> None:
     planned = [each for each in planned_cells(plan) if each.cell.defense == "none"]
     trained, prices = trainings(plan)
     records = attack_records(planned, leaking("none")) | prices
-    (choice,) = cloak.select(plan, planned, trained, records)
+    (choice,) = selection.select(plan, planned, trained, records, STRICT)
     assert (choice.chosen, choice.least_leaking) == (None, None)
     assert choice.reason == "no setting resists: there is only the undefended row"
 
@@ -439,10 +489,10 @@ def test_a_data_set_without_a_setting_says_so(plan: Plan) -> None:
 def test_skipped_data_set_says_why(plan: Plan) -> None:
     planned = planned_cells(plan, skip="no data: not on this machine")
     trained, _ = trainings(plan)
-    (choice,) = cloak.select(plan, planned, trained, {})
+    (choice,) = selection.select(plan, planned, trained, {}, STRICT)
     assert (choice.chosen, choice.least_leaking) == (None, None)
     assert choice.reason == "no data: not on this machine"
-    page = cloak.to_markdown(plan, (choice,))
+    page = written.to_markdown(plan, (choice,))
     assert "**None: no data: not on this machine.**" in page and "Caution" not in page
 
 
@@ -455,12 +505,12 @@ def test_json_is_strict_and_holds_every_setting(plan: Plan) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    content = json.loads(cloak.to_json(plan, (choice,)), parse_constant=refuse)
+    content = json.loads(written.to_json(plan, (choice,)), parse_constant=refuse)
     assert content["rule"] == {"name": "strict", "label": "strict", "paper": False}
-    assert cloak.NOT_IN_EPSILON in content["guide"]
+    assert written.NOT_IN_EPSILON in content["guide"]
     (found,) = content["choices"]
     assert (found["chosen"], found["optimistic"], found["same_victims"]) == ("some", True, False)
-    assert found["cautions"] == list(choice.cautions())
+    assert found["cautions"] == list(written.cautions(choice))
     assert {s["defense"]: s["standing"] for s in found["settings"]} == standings(choice)
     rates = {
         s["defense"]: [a["rates"]["strict"]["value"] for a in (*s["selection"], *s["fresh"])]
@@ -498,7 +548,7 @@ def test_batches_stay_whole(suite: Path) -> None:
     outcomes = [[victim in hits for victim in network] for network in choice.fresh]
     groups = [[0] * 4 + [1] * 4] * 2
     assert attacked.rates["strict"] == rate_interval(outcomes, groups=groups)
-    assert "3 of 16 in 4 batches" in choice.cautions()[0]
+    assert "3 of 16 in 4 batches" in written.cautions(choice)[0]
 
 
 @given(
@@ -508,7 +558,7 @@ def test_batches_stay_whole(suite: Path) -> None:
 )
 def test_no_victim_is_in_both_halves(start: int, length: int, sizes: list[int]) -> None:
     lists = [(range(start, start + length // size * size), size) for size in sizes]
-    halves = cloak.split(lists)
+    halves = split(lists)
     firsts = {victim for first, _ in halves for victim in first}
     seconds = {victim for _, second in halves for victim in second}
     assert not firsts & seconds
@@ -539,19 +589,19 @@ def test_a_choice_with_the_same_victims_in_both_halves_cannot_be_made(plan: Plan
 
 def test_attacks_that_find_nothing_without_a_defense_are_too_weak(plan: Plan) -> None:
     choice = chosen(plan, leaking())
-    assert any("too weak to choose by" in text for text in choice.cautions())
+    assert any("too weak to choose by" in text for text in written.cautions(choice))
     assert choice.chosen is not None and choice.chosen.defense == "clip"
     alone = dataclasses.replace(choice, settings=choice.settings[1:])
-    assert any("No undefended row" in text for text in alone.cautions())
-    assert not any("too weak" in text for text in alone.cautions())
+    assert any("No undefended row" in text for text in written.cautions(alone))
+    assert not any("too weak" in text for text in written.cautions(alone))
 
 
 def test_a_rule_that_the_start_passes(plan: Plan) -> None:
     passes = {"first_step": {"reading": 0}}
-    choice = chosen(plan, lambda *_: HIT | passes, rule="reading")
-    assert any("start image already passes" in text for text in choice.cautions())
+    choice = chosen(plan, lambda *_: HIT | passes, criteria=READING)
+    assert any("start image already passes" in text for text in written.cautions(choice))
     strict = chosen(plan, lambda *_: HIT | passes)
-    assert not any("start image" in text for text in strict.cautions())
+    assert not any("start image" in text for text in written.cautions(strict))
 
 
 def test_the_ceiling_is_shown_and_its_violation_said(plan: Plan) -> None:
@@ -559,12 +609,12 @@ def test_the_ceiling_is_shown_and_its_violation_said(plan: Plan) -> None:
     fine = chosen(plan, leaking("none"), mu=0.1)
     assert fine.chosen is not None
     assert fine.chosen.fresh[0].ceiling == pytest.approx(ceiling)
-    assert not any("accounting is wrong" in text for text in fine.cautions())
+    assert not any("accounting is wrong" in text for text in written.cautions(fine))
     found = MISS | {"rank": 1}
     broken = chosen(plan, lambda d, k, n, v: HIT if d == "none" else found, mu=0.1)
     assert broken.chosen is not None
-    assert any("accounting is wrong" in text for text in broken.cautions())
-    page = cloak.to_markdown(plan, (broken,))
+    assert any("accounting is wrong" in text for text in written.cautions(broken))
+    page = written.to_markdown(plan, (broken,))
     row = next(line for line in page.splitlines() if "naive" in line and "identified" in line)
     assert f"{ceiling:.3g}" in row
 
@@ -573,8 +623,8 @@ def test_who_was_attacked_by_the_naive_only_is_not_protected(plan: Plan) -> None
     planned = [each for each in planned_cells(plan) if each.cell.knowledge == "naive"]
     trained, prices = trainings(plan)
     records = attack_records(planned, leaking("none")) | prices
-    (choice,) = cloak.select(plan, planned, trained, records)
-    assert any("no evidence of protection" in text for text in choice.cautions())
+    (choice,) = selection.select(plan, planned, trained, records, STRICT)
+    assert any("no evidence of protection" in text for text in written.cautions(choice))
 
 
 # ------------------------------------------------------------------------------ errors
@@ -584,18 +634,22 @@ def test_who_was_attacked_by_the_naive_only_is_not_protected(plan: Plan) -> None
     ("settings", "rule", "text"),
     [
         ([], "stric", "unknown rule 'stric' (did you mean 'strict'?)"),
-        (["rules.1.name='exact'"], None, "unknown rule 'strict'; allowed: exact, identified"),
-        (["profiles.quick.utility.networks=0"], None, "no accuracy to choose by"),
-        (["profiles.quick.victims=1"], None, "1 are too few on mnist"),
-        (["leak.view='batch'", "profiles.quick.victims=7"], None, "one batch, here of 4 images"),
+        (["rules.1.name='exact'"], "strict", "unknown rule 'strict'; allowed: exact, identified"),
+        (["profiles.quick.utility.networks=0"], "strict", "no accuracy to choose by"),
+        (["profiles.quick.victims=1"], "strict", "1 are too few on mnist"),
+        (
+            ["leak.view='batch'", "profiles.quick.victims=7"],
+            "strict",
+            "one batch, here of 4 images",
+        ),
     ],
 )
 def test_what_cannot_be_chosen_from_is_refused_before_anything_runs(
-    suite: Path, tmp_path: Path, settings: list[str], rule: str | None, text: str
+    suite: Path, tmp_path: Path, settings: list[str], rule: str, text: str
 ) -> None:
     plan = with_settings(suite, *settings)
     with pytest.raises(LeakbenchError) as caught:
-        cloak.search(plan, tmp_path / "run", root=None, rule=rule)
+        selection.search(plan, tmp_path / "run", Criteria(rule=rule), root=None)
     assert text in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -604,12 +658,11 @@ def test_nothing_is_chosen_after_an_interrupt(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = Outcome(
-        planned=9, present=0, ran=4, skipped=0, errors=0, torn_bytes=0, interrupted=True,
+        planned=9, present=0, ran=4, skipped=0, errors=0, rejudged=0, torn_bytes=0, interrupted=True,
         changed=True, platform=planning.platform_of("cpu"),
     )  # fmt: skip
     monkeypatch.setattr(runner, "run", lambda *_, **__: stopped)
-    found = cloak.search(plan, tmp_path / "run", root=None)
-    assert (found.outcome, found.choices) == (stopped, ())
+    assert selection.search(plan, tmp_path / "run", STRICT, root=None) == (stopped, ())
 
 
 def test_a_suite_without_utility_or_settings_is_refused(tmp_path: Path) -> None:
@@ -618,10 +671,10 @@ def test_a_suite_without_utility_or_settings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "priceless.toml"
     path.write_text(head + quick, encoding="utf-8")
     with pytest.raises(LeakbenchError, match=r"no \[utility\] table, so no accuracy"):
-        cloak.check(resolve(str(path)))
+        selection.check(resolve(str(path)), STRICT)
     path.write_text(GRID, encoding="utf-8")
     with pytest.raises(LeakbenchError, match="no setting to choose from"):
-        cloak.check(resolve(str(path), defense="none"))
+        selection.check(resolve(str(path), defense="none"), STRICT)
 
 
 # ------------------------------------------------------------------------------ for real
@@ -683,11 +736,11 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
 def test_weights_that_are_nan_have_no_accuracy_to_choose_by() -> None:
     cost = dataclasses.replace(price(0.8), networks=2, planned=2, nan=1)
     broken = setting("broken", rate=0.0, cost=cost)
-    assert broken.standing("rule") == "no accuracy"
-    assert cloak.choose([broken], "rule") is None
+    assert broken.standing(ONLY) == "no accuracy"
+    assert selection.choose([broken], ONLY) is None
 
 
 def test_an_accuracy_next_to_guessing_is_no_accuracy(plan: Plan) -> None:
     low = dict.fromkeys(ACCURACY, 0.15)
     choice = chosen(plan, leaking("none", "clip"), accuracy=low)
-    assert any("next to guessing (0.100)" in caution for caution in choice.cautions())
+    assert any("next to guessing (0.100)" in caution for caution in written.cautions(choice))
