@@ -7,8 +7,7 @@ best accuracy. The paper reports the rate on the images it chose by. Here the vi
 network fall into two halves: the first one chooses, the second one, which had no part in the
 choice, says what the chosen setting leaks.
 
-`select` is pure; `search` runs the suite first. `leakbench.report.choices` writes the result down,
-`docs/cloak.md` says how to read it.
+`select` is pure; `search` runs the suite first. `docs/cloak.md` says how to read the result.
 """
 
 from __future__ import annotations
