@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -119,6 +122,21 @@ def later():
 
 def test_nothing_imports_in_a_circle() -> None:
     assert cycles(GRAPH) == IN_A_CYCLE
+
+
+def test_what_is_imported_is_required_and_what_is_required_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["lpips"]]
+    names = {"scikit-image": "skimage", "pillow": "PIL"}
+    found = {re.split(r"[>=<\[ ]", text)[0] for text in required}
+    used = set()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                used.add(str(node.module).partition(".")[0])
+    assert used - sys.stdlib_module_names - {"leakbench"} == {names.get(n, n) for n in found}
 
 
 def test_every_file_can_be_read_in_one_sitting() -> None:

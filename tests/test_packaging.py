@@ -18,7 +18,11 @@ MAPPED = ("attacks", "defenses", "suites")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 # Nothing may be fetched: what a build needs is in the running environment.
 OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation")
-MODULES = ("leakbench", *(f"leakbench.{name}" for name in (*MAPPED, "data", "report")))
+# Folders with modules, as they are imported; attacks/ and the like stand beside leakbench/.
+MODULES = (
+    *(".".join(p.parent.relative_to(ROOT).parts) for p in ROOT.glob("leakbench/**/__init__.py")),
+    *(f"leakbench.{name}" for name in MAPPED),
+)
 WHERE = (
     "import importlib, json; "
     f"print(json.dumps({{m: importlib.import_module(m).__file__ for m in {MODULES!r}}}))"
@@ -90,6 +94,7 @@ def test_wheel_holds_every_module(wheel_names: set[str], folder: str, inside: st
     [
         ("leakbench", "leakbench", "py.typed"),
         ("leakbench/data/samples", "leakbench/data/samples", "*"),
+        ("leakbench/privacy", "leakbench/privacy", "*.csv"),
         ("leakbench/report/templates", "leakbench/report/templates", "*"),
         ("suites", "leakbench/suites", "*.toml"),
     ],
@@ -100,6 +105,18 @@ def test_wheel_holds_the_data_files(
     files = {p.name for p in (ROOT / folder).glob(pattern) if p.is_file()}
     assert files, f"nothing like {pattern} in {folder}"
     assert {f"{inside}/{f}" for f in files} <= wheel_names
+
+
+def test_wheel_leaves_nothing_behind(wheel_names: set[str]) -> None:
+    """Whatever stands in a package is read by it: a file that is not code is data."""
+    folders = {"leakbench": "leakbench"} | {name: f"leakbench/{name}" for name in MAPPED}
+    for folder, inside in folders.items():
+        files = {
+            f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        }
+        assert files <= wheel_names, sorted(files - wheel_names)
 
 
 def test_wheel_states_licence_and_version(wheel: Path, wheel_names: set[str]) -> None:
