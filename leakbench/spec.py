@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from leakbench.data.entries import OwnData, Source
@@ -316,7 +316,8 @@ class UtilityCell:
 class Rule:
     """What a suite calls a success: the fields of `metrics.rules.make_rule`, and how it is shown.
 
-    paper: a reading of the paper's own rule, which is compared with the printed rate.
+    parameters: fields of the kind beside those named here. paper: a reading of the paper's own
+    rule, which is compared with the printed rate.
     """
 
     name: str
@@ -326,6 +327,7 @@ class Rule:
     clamp: bool = True
     top: int = 1
     fraction: float = 0.25
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
     paper: bool = False
 
     def judged(self) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Metrics against scikit-image and brute force on real digits; success rules at their limits."""
 
+import dataclasses
+import json
 import math
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +18,19 @@ from hypothesis import strategies as st
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from leakbench import data
+import leakbench.suites
+from leakbench import data, metrics
 from leakbench.errors import LeakbenchError
+from leakbench.metrics.contract import Comparison
 from leakbench.metrics.distance import distance
 from leakbench.metrics.mse import mse
 from leakbench.metrics.psnr import psnr
 from leakbench.metrics.rank import candidate_ranks
+from leakbench.metrics.registry import all_metrics, judge_versions
 from leakbench.metrics.rules import SuccessRule, kinds, make_rule, succeeded
 from leakbench.metrics.ssim import SSIM_WINDOW, ssim
+from leakbench.spec import plan_from_json, plan_to_json
+from leakbench.suite import resolve
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -177,7 +186,7 @@ def test_opposite_images_have_a_psnr_of_zero() -> None:
 def test_one_nan_pixel_makes_the_example_nan_and_no_other(noisy: Tensor, digits: Tensor) -> None:
     broken = noisy.clone()
     broken[3, 0, 5, 5] = math.nan
-    metrics: list[Metric] = [
+    every: list[Metric] = [
         mse,
         distance,
         lambda x, y: mse(x, y, clamp=True),
@@ -185,7 +194,7 @@ def test_one_nan_pixel_makes_the_example_nan_and_no_other(noisy: Tensor, digits:
         psnr,
         ssim,
     ]
-    for metric in metrics:
+    for metric in every:
         before, after = metric(noisy, digits), metric(broken, digits)
         assert after.isnan().nonzero().flatten().tolist() == [3]
         keep = torch.arange(100) != 3
@@ -537,3 +546,121 @@ def test_what_a_record_says_is_judged_by_its_smallest_trivial_baseline() -> None
     assert succeeded(rule, {**record, "baselines": nearest})
     assert not succeeded(rule, {**record, "baselines": {**nearest, "class_mean": 0.03}})
     assert not succeeded(rule, {**record, "baselines": {}})
+
+
+# ---------------------------------------------------------------------------------------------
+# One file is enough
+# ---------------------------------------------------------------------------------------------
+
+RULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+from leakbench.metrics.rules.contract import SuccessRule
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtLeast(SuccessRule):
+    kind: ClassVar[str] = "at_least"
+    version: ClassVar[int] = 4
+    metric: str
+    least: float = 0.5
+    condition = "enough"
+    @property
+    def reads(self): return (self.metric,)
+    def judge(self, measured):
+        value = measured.get(self.metric)
+        return value is not None and value >= self.least
+"""
+
+METRIC = """
+from leakbench.metrics.contract import Metric, squared_errors
+
+def worst(compared):
+    return squared_errors(compared.images, compared.reference, clamp=True).amax(dim=1).sqrt()
+
+METRICS = (Metric(name="worst_pixel", function=worst, clamps=True, better="lower", version=3),)
+"""
+
+SUITE_RULE = """
+[[rules]]
+name = "alike"
+label = "alike"
+kind = "at_least"
+parameters = { metric = "ssim", least = 0.9 }
+"""
+
+
+@pytest.fixture
+def brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with a metric and one with a rule, searched beside leakbench's own."""
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "at_least.py").write_text(RULE)
+    (tmp_path / "worst_pixel.py").write_text(METRIC)
+    for package, folder in ((metrics, tmp_path), (metrics.rules, tmp_path / "rules")):
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    kinds.cache_clear()
+    all_metrics.cache_clear()
+    yield
+    kinds.cache_clear()
+    all_metrics.cache_clear()
+    sys.modules.pop("leakbench.metrics.worst_pixel", None)
+    sys.modules.pop("leakbench.metrics.rules.at_least", None)
+
+
+@pytest.mark.usefixtures("brought_along")
+def test_a_metric_is_one_file(noisy: Tensor, digits: Tensor) -> None:
+    compared = Comparison(
+        images=noisy, reference=digits, candidates=digits, numbers=torch.arange(100)
+    )
+    found = all_metrics()["worst_pixel"].function(compared)
+    expected = (noisy.double().clamp(0, 1) - digits.double()).abs().flatten(1).numpy().max(axis=1)
+    assert isinstance(found, Tensor)
+    assert found.numpy() == pytest.approx(expected, rel=1e-12)
+    assert judge_versions()["metric worst_pixel"] == 3
+    assert judge_versions()["metric mse_raw"] == 1
+
+
+@pytest.mark.usefixtures("brought_along")
+def test_a_rule_is_one_file(tmp_path: Path) -> None:
+    suite = tmp_path / "mine.toml"
+    text = (Path(leakbench.suites.__path__[0]) / "ladder.toml").read_text()
+    suite.write_text(text + SUITE_RULE)
+    plan = resolve(str(suite))
+    assert [rule.name for rule in plan.rules if rule.kind == "at_least"] == ["alike"]
+    (fields,) = (rule for rule in plan.cells[0].rules if rule["kind"] == "at_least")
+    rule = make_rule(**fields)
+    assert [rule.judge({"ssim": value}) for value in (0.89, 0.9, None)] == [False, True, False]
+    assert not rule.stepwise
+    assert judge_versions()["rule at_least"] == 4
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    for old, new, words in (
+        ("least = 0.9", "last = 0.9", "unknown parameter 'last' (did you mean 'least'?)"),
+        ('metric = "ssim", ', "", "at_least needs metric"),
+        ('"at_least"', '"at_lest"', "unknown kind; allowed: 'at_least', 'distance'"),
+    ):
+        suite.write_text(text + SUITE_RULE.replace(old, new))
+        with pytest.raises(LeakbenchError, match=re.escape(words)):
+            resolve(str(suite))
+
+
+def test_two_metrics_of_one_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_psnr.py").write_text(METRIC.replace("worst_pixel", "psnr"))
+    monkeypatch.setattr(metrics, "__path__", [*metrics.__path__, str(tmp_path)])
+    all_metrics.cache_clear()
+    with pytest.raises(ValueError, match="metric 'psnr' is defined twice"):
+        all_metrics()
+    sys.modules.pop("leakbench.metrics.other_psnr")
+
+
+def test_every_metric_and_kind_is_described() -> None:
+    """docs/metrics.md lists all of them, with what it says of clamping and of which end is good."""
+    text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    lines = [[part.strip(" `") for part in line.split("|")] for line in text.splitlines()]
+    rows = {line[1]: line[2:] for line in lines if len(line) > 3}
+    for name, metric in all_metrics().items():
+        assert rows[name][1:3] == ["clamped" if metric.clamps else "raw", metric.better], name
+    for name, kind in kinds().items():
+        own = {field.name for field in dataclasses.fields(kind)} - {"name", "clamp"}
+        mentioned = set(re.findall(r"\w+", rows[name][0]))
+        assert own - {"threshold"} <= mentioned, name

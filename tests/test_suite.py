@@ -1261,7 +1261,7 @@ def test_sets_of_rules_beside_a_suite_are_its_own(
     said = error_of(suite)
     assert "_rules.toml: key mine.0.label: missing" in said
     assert "key mine.0.lable: unknown key 'lable' (did you mean 'label'?)" in said
-    assert "allowed: clamp, fraction, kind, label, name, paper, threshold, top" in said
+    assert "allowed: clamp, fraction, kind, label, name, paper, parameters, threshold, top" in said
     sets.write_text("mine = 3")
     assert "_rules.toml: key mine: input should be a valid list, got 3" in error_of(suite)
 

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    field_validator,
+)  # fmt: skip
+from pydantic_core import PydanticCustomError
 
 from leakbench.data.entries import OwnData, Source
+from leakbench.metrics.rules import kinds
 from leakbench.spec import (
     GalleryRule,
     Grant,
@@ -168,16 +178,28 @@ class DefenseGridTable(DefenseKeys):
 
 
 class RuleTable(Table):
-    """[[rules]] what counts as a success (see `metrics.rules`)."""
+    """[[rules]] what counts as a success (see `metrics.rules`).
+
+    parameters: fields of the kind that are no keys of their own here.
+    """
 
     name: Identifier
-    kind: Literal["mse", "distance", "strict", "identified"]
+    kind: str
     label: str
     threshold: Annotated[float, Field(gt=0)] | None = None
     clamp: bool = True
     top: Positive = 1
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    parameters: dict[str, Scalar] = {}
     paper: bool = False  # a reading of the paper's own rule: compared with its printed rate
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        if kind not in kinds():
+            allowed = ", ".join(f"'{name}'" for name in kinds())
+            raise PydanticCustomError("kind", f"unknown kind; allowed: {allowed}")
+        return kind
 
     def plain(self) -> Rule:
         """As a plan holds it."""

@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from leakbench.errors import LeakbenchError, unknown_name
@@ -28,14 +29,17 @@ def kinds() -> Mapping[str, type[SuccessRule]]:
     return dict(sorted(found.items()))
 
 
-def make_rule(*, kind: str, name: str, **keys: Any) -> SuccessRule:
+def make_rule(
+    *, kind: str, name: str, parameters: Mapping[str, Any] = MappingProxyType({}), **common: Any
+) -> SuccessRule:
     """The rule that a suite's table describes.
 
     Args:
         kind: One of `kinds`.
         name: The rule's name.
-        keys: Fields of that kind. Keys that only other kinds read are ignored, so that one table
-            can hold the defaults of all.
+        parameters: Fields of that kind that are not in `common`.
+        common: Fields too, but those that only other kinds have are ignored, so that one table can
+            hold the defaults of all.
 
     Raises:
         LeakbenchError: If there is no such kind, or a value is outside its range.
@@ -44,10 +48,14 @@ def make_rule(*, kind: str, name: str, **keys: Any) -> SuccessRule:
     if wanted is None:
         raise unknown_name("kind", kind, kinds(), f"rule '{name}'")
     own = {field.name: field for field in fields(wanted) if field.name != "name"}
+    for key in parameters:
+        if key not in own or key in common:
+            raise unknown_name("parameter", key, own.keys() - common.keys(), f"rule '{name}'")
+    given = {key: value for key, value in common.items() if key in own} | dict(parameters)
     for key, field in own.items():
-        if field.default is MISSING and key not in keys:
+        if field.default is MISSING and key not in given:
             raise LeakbenchError(f"rule '{name}': {kind} needs {key}")
-    return wanted(name=name, **{key: value for key, value in keys.items() if key in own})
+    return wanted(name=name, **given)
 
 
 def succeeded(rule: SuccessRule, record: Mapping[str, Any]) -> bool:
