@@ -1,7 +1,8 @@
 """Per-example, batch and stacked gradients, differentiable in the inputs.
 
 They are `torch.func` programs of any model; a model may bring faster programs of its own for the
-gradients of single examples (`HandWritten`, `HandWrittenStacked`).
+gradients of single examples (`HandWritten`, `HandWrittenStacked`). Those of a large network
+(`weights.computed_alone`) are computed one after another, each by one plain backward pass.
 
 Shapes: inputs (clients, batch, *input shape); labels (clients, batch) class indices or
 (clients, batch, classes) probabilities. The loss is the model's (`losses`), without any factor, for
@@ -20,6 +21,7 @@ from torch.func import grad, vmap
 from leakbench.contracts import Gradients, Model, Weights
 from leakbench.errors import LeakbenchError
 from leakbench.losses import example_losses, mean_loss
+from leakbench.weights import computed_alone
 
 MULTIPLE, LEAST = 8, 16
 """Examples are computed together in multiples of 8, at least 16: in other numbers CPU matrix
@@ -120,6 +122,11 @@ def _of_examples(
     chunk = _rounded(rows if chunk_size is None else chunk_size)
     followed = _followed(inputs, labels, *weights.values())
     by_hand = _by_hand(model, weights, followed)
+    if by_hand is None and computed_alone(weights):
+        loss = loss_function(model)
+        return _one_by_one(
+            lambda i: _of_one(loss, weights, inputs[i : i + 1], labels[i : i + 1]), rows, followed
+        )
     if by_hand is not None:
         chunk = _together(chunk, inputs, followed)
     last = rows % chunk or chunk
@@ -158,10 +165,22 @@ def _of_clients(
     """Of the examples (clients, batch, *input shape) of clients with weights of their own."""
     clients, batch = inputs.shape[:2]
     followed = _followed(inputs, labels, *weights.values())
+    if computed_alone(weights, stacked=True):
+        found = _one_by_one(
+            lambda i: {
+                k: v[None]
+                for k, v in _of_examples(
+                    model, {k: v[i] for k, v in weights.items()}, inputs[i], labels[i], chunk_size
+                ).items()
+            },
+            clients,
+            followed,
+        )
+        return found
     if followed or not isinstance(model, HandWrittenStacked):
         at_once = None if chunk_size is None else max(chunk_size // batch, 1)
         over_clients = vmap(_over_examples(model, chunk_size), chunk_size=at_once)
-        found: dict[str, Tensor] = over_clients(weights, inputs, labels)
+        found = over_clients(weights, inputs, labels)
         return found
     chunk = _together(clients * batch if chunk_size is None else chunk_size, inputs, followed)
     return _in_chunks(
@@ -198,6 +217,21 @@ def _in_chunks(
                 whole[k] = v.new_empty(total, *v.shape[1:])
             whole[k][some] = v
     return whole
+
+
+def _one_by_one(
+    compute: Callable[[int], Mapping[str, Tensor]], total: int, followed: bool
+) -> dict[str, Tensor]:
+    """Results (1, ...) of `compute(0)` to `compute(total - 1)`, joined.
+
+    Where no derivative is wanted each goes to its place at once: never are there two of all.
+    """
+    if followed or total == 1:
+        parts = [compute(i) for i in range(total)]
+        if total == 1:
+            return dict(parts[0])
+        return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+    return _in_chunks(lambda some: compute(some.start), total, 1)
 
 
 def _of(weights: Weights, some: slice) -> dict[str, Tensor]:
@@ -283,7 +317,17 @@ def of_batch(
         inputs = torch.where(mask.reshape(mask.shape + (1,) * (inputs.ndim - 2)), inputs, 0.0)
         given, loss, present = (inputs, labels, mask), _masked_loss(model), mask.any(dim=1)
     followed = _followed(inputs, labels, *weights.values())
-    if clients == 1 and not followed:
+    if computed_alone(weights, stacked=stacked):
+        found = _one_by_one(
+            lambda i: _of_one(
+                loss,
+                {k: v[i] for k, v in weights.items()} if stacked else weights,
+                *(value[i] for value in given),
+            ),
+            clients,
+            followed,
+        )
+    elif clients == 1 and not followed:
         alone = {k: v[0] for k, v in weights.items()} if stacked else weights
         found = _of_one(loss, alone, *(value[0] for value in given))
     elif isinstance(model, HandWrittenStacked) and not followed:
@@ -314,10 +358,16 @@ def _masked_loss(model: Model) -> Callable[..., Tensor]:
 
 
 def _of_one(loss: Callable[..., Tensor], weights: Weights, *given: Tensor) -> dict[str, Tensor]:
-    """One client's gradient, client axis included, by an autograd that keeps nothing for a second
-    derivative; `grad` always does."""
-    leaves = {k: v.detach().requires_grad_() for k, v in weights.items()}
+    """One gradient, with a leading axis of 1, by an autograd that keeps what a second derivative
+    needs only where one is wanted; `grad` always does."""
+    followed = _followed(*given, *weights.values())
+    leaves = {
+        k: v if followed and v.requires_grad else v.detach().requires_grad_()
+        for k, v in weights.items()
+    }
     with torch.enable_grad():
         value = loss(leaves, *given)
-    found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    found = torch.autograd.grad(
+        value, list(leaves.values()), create_graph=followed, materialize_grads=True
+    )
     return {k: v[None] for k, v in zip(leaves, found, strict=True)}

@@ -23,8 +23,9 @@ from leakbench.contracts import (
 from leakbench.errors import require_at_least
 from leakbench.labels import labels_of
 from leakbench.matching import NO_NEIGHBOURS, has_neighbours, squared_loss, total_variation
-from leakbench.optim import Objective, Solution, StepWatch
+from leakbench.optim import Objective, Solution, StepWatch, one_by_one
 from leakbench.parameters import check_kinds, require_in
+from leakbench.weights import computed_alone
 
 Prior = Callable[[Tensor], Tensor]
 """(k, B, *input shape) -> (k,): small for inputs that are likely."""
@@ -169,7 +170,8 @@ def _descend(
     ) -> None:
         watch(rows, steps, evaluations, points[:, :pixels].reshape(-1, *shape), losses)
 
-    solution = optimiser.minimise(objective, points, on_step)
+    large = computed_alone(leak.observations[0].weights)
+    solution = optimiser.minimise(one_by_one(objective) if large else objective, points, on_step)
     inputs, targets = split(solution.points, torch.arange(n, device=start.device))
     return Reconstruction(
         inputs=inputs,

@@ -557,6 +557,25 @@ def padded(objective: Objective, points: Tensor, numbers: Tensor) -> tuple[Tenso
     return loss[:k].detach(), gradient[:k].detach()
 
 
+def one_by_one(objective: Objective) -> Objective:
+    """The same objective for problems so large that one alone fills a core, and the memory.
+
+    Each is evaluated by itself, so that nothing depends on who else there is, and rows of one
+    problem, which are copies, once.
+    """
+
+    def alone(points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        order = numbers.tolist()
+        for row, number in enumerate(order):
+            if number not in found:
+                found[number] = objective(points[row : row + 1], numbers[row : row + 1])
+        losses, gradients = zip(*(found[number] for number in order), strict=True)
+        return torch.cat([loss.detach() for loss in losses]), torch.cat(gradients)
+
+    return alone
+
+
 # ------------------------------------------------------------------- first order
 
 

@@ -25,6 +25,7 @@ from leakbench.contracts import (
 from leakbench.gradients import per_example
 from leakbench.optim import PAD, with_copies
 from leakbench.training import Batch, in_gradient_units, run_round
+from leakbench.weights import computed_alone
 
 
 def simulator(
@@ -61,19 +62,21 @@ def simulator(
         # All clients begin from the same weights: the costly part of the first local step once for
         # all defenses, then each one's hooks.
         begun = None
-        if example_view or not model.mixes_examples:
+        large = computed_alone(seen.weights)  # then a batch is one backward pass, where it may be
+        if example_view or not (large or model.mixes_examples):
             some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
             begun = per_example(model, seen.weights, some, theirs)
         numbers = which.unique().tolist()
         # The usual case, all rows through one replay: nothing to pick out and to put back.
-        alone = len(numbers) == 1 and len(rows) % PAD == 0
+        alone = len(numbers) == 1 and (large or len(rows) % PAD == 0)
         order: list[Tensor] = []
         parts: list[Gradients] = []
         for number in numbers:
             chosen = torch.nonzero(which == number).flatten()
             own = slice(len(chosen))
             order.append(chosen)
-            chosen = with_copies(chosen)  # no hook's result depends on how many there are
+            if not large:  # no hook's result depends on how many there are
+                chosen = with_copies(chosen)
             replay = replays[number]
             state, known = replay.of(observation)
             context = replace(

@@ -20,8 +20,14 @@ from leakbench.contracts import (
     Model,
     State,
     Weights,
+    concatenate,
 )
 from leakbench.gradients import count_subsets, of_batch, of_subsets, per_example
+from leakbench.weights import computed_alone
+
+AT_ONCE = 2**30
+"""Bytes of the gradients of single examples that are held at once, where a defense allows it to
+take a batch in pieces (`Defense.rowwise`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +78,16 @@ def run_round(
 
     All clients start from the same `weights` (no client axis); after the first local step each
     has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
-    needs no more). chunk_size bounds the memory of per-example gradients, not the result. shares
+    needs no more). chunk_size: examples that are computed together; it bounds memory, and changes
+    no result. shares
     (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
     by_examples: gradients of batches are means of those of examples, whatever `Defense.row` is:
-    slower, but a client's bits then depend on no other client (where weights are shared). first:
+    slower, but a client's bits then depend on no other client (where weights are shared). A large
+    network (`weights.computed_alone`) does without: there every client is computed alone. first:
     per-example gradients of the first local step, where the caller has them already.
     """
     local, stacked, tapped = weights, False, None
+    large = computed_alone(weights)
     moved: dict[str, Tensor] = {}
     for iteration, batch in enumerate(batches):
         here = replace(context, iteration=context.iteration + iteration)
@@ -87,7 +96,7 @@ def run_round(
         gradients, shown, state = _mean_gradients(
             model, local, batch, defense, state, here,
             stacked=stacked, at_example=at_example, chunk_size=chunk_size,
-            by_examples=by_examples and not model.mixes_examples,
+            by_examples=by_examples and not large and not model.mixes_examples,
             single=None if stacked else first,
         )  # fmt: skip
         if at_example:
@@ -136,6 +145,10 @@ def _mean_gradients(
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
     size = batch.inputs.shape[1]
     row = defense.row_size(size)
+    streamed = row == 1 and single is None and not at_example
+    if streamed and _too_many(weights, batch, defense, stacked):
+        mean = _streamed_mean(model, weights, batch, defense, state, context, stacked)
+        return _expected(mean, batch), None, state
     if single is None and (by_examples or at_example or row == 1):
         single = per_example(
             model, weights, batch.inputs, batch.labels,
@@ -158,11 +171,69 @@ def _mean_gradients(
         rows, state = defense.on_examples(rows, state, context)
         shown = rows if row == 1 else shown
         mean = rows.mean("example")
-    if batch.expected is not None:
-        like = next(iter(mean.tensors.values()))
-        found = torch.full((1,), size) if batch.mask is None else batch.mask.sum(dim=1)
-        mean = mean.scale((found.to(like) / batch.expected).expand(len(like)))
-    return mean, shown, state
+    return _expected(mean, batch), shown, state
+
+
+def _expected(mean: Gradients, batch: Batch) -> Gradients:
+    """The mean over those present as the sum over `batch.expected`, where that is given."""
+    if batch.expected is None:
+        return mean
+    like = next(iter(mean.tensors.values()))
+    size = batch.inputs.shape[1]
+    found = torch.full((1,), size) if batch.mask is None else batch.mask.sum(dim=1)
+    return mean.scale((found.to(like) / batch.expected).expand(len(like)))
+
+
+def _too_many(weights: Weights, batch: Batch, defense: Defense, stacked: bool) -> bool:
+    """Whether the gradients of all examples at once are more than `AT_ONCE`, and need not be."""
+    if not defense.rowwise or _followed(batch, weights):
+        return False
+    clients, size = batch.inputs.shape[:2]
+    return _example_bytes(weights, stacked) * clients * size > AT_ONCE
+
+
+def _streamed_mean(
+    model: Model,
+    weights: Weights,
+    batch: Batch,
+    defense: Defense,
+    state: State,
+    context: Context,
+    stacked: bool,
+) -> Gradients:
+    """Every client's mean of what `on_examples` makes of its examples, a few of them at a time."""
+    clients, size = batch.inputs.shape[:2]
+    together = max(AT_ONCE // (_example_bytes(weights, stacked) * clients), 1)
+    total: dict[str, Tensor] = {}
+    for start in range(0, size, together):
+        some = slice(start, start + together)
+        mask = None if batch.mask is None else batch.mask[:, some]
+        rows = per_example(
+            model, weights, batch.inputs[:, some], batch.labels[:, some],
+            stacked=stacked, mask=mask, chunk_size=together,
+        )  # fmt: skip
+        rows, _ = defense.on_examples(rows, state, context)
+        for name, value in rows.tensors.items():
+            if mask is not None:
+                value = torch.where(rows.expand(mask, value), value, 0.0)
+            total[name] = total.get(name, 0.0) + value.sum(dim=1)
+    if batch.mask is None:
+        return Gradients({k: v / size for k, v in total.items()}, ("client",))
+    count = batch.mask.sum(dim=1)
+    mean = Gradients(total, ("client",), count > 0)
+    return mean.scale(1.0 / count.clamp(min=1).to(next(iter(total.values()))))
+
+
+def _example_bytes(weights: Weights, stacked: bool) -> int:
+    """Of one example's gradient."""
+    total = sum(value.numel() * value.element_size() for value in weights.values())
+    return total // len(next(iter(weights.values()))) if stacked else total
+
+
+def _followed(batch: Batch, weights: Weights) -> bool:
+    """Whether derivatives are wanted."""
+    values = (batch.inputs, batch.labels, *weights.values())
+    return torch.is_grad_enabled() and any(value.requires_grad for value in values)
 
 
 def _subset_means(gradients: Gradients, size: int) -> Gradients:
@@ -219,6 +290,8 @@ def capture(
     the one of the round: after `on_round`.
     """
     with torch.no_grad():
+        if victims is not None and _apart(weights, batches[0], defense):
+            return _victims_apart(model, weights, batches[0], defense, state, context, victims)
         tapped = run_round(
             model, weights, batches, defense, state, context,
             learning_rate=learning_rate, point=point, stop_at_tap=True, chunk_size=chunk_size,
@@ -230,6 +303,36 @@ def capture(
     assert victims is not None
     rows = victims.unbind(dim=1)
     return Gradients({k: v[rows] for k, v in tapped.tensors.items()}, ("client",))
+
+
+def _apart(weights: Weights, batch: Batch, defense: Defense) -> bool:
+    """Whether the batch's other examples decide nothing, and would need too much memory."""
+    clients, size = batch.inputs.shape[:2]
+    untouched = defense.row_size(size) != 1
+    many = _example_bytes(weights, stacked=False) * clients * size > AT_ONCE
+    return many and (untouched or defense.rowwise)
+
+
+def _victims_apart(
+    model: Model,
+    weights: Weights,
+    batch: Batch,
+    defense: Defense,
+    state: State,
+    context: Context,
+    victims: Tensor,
+) -> Gradients:
+    """What the example tap sees of the victims, computed without the others of their batches."""
+    touched = defense.row_size(batch.inputs.shape[1]) == 1
+    shown = []
+    for client, place in victims.tolist():
+        inputs, labels = (v[client, place][None, None] for v in (batch.inputs, batch.labels))
+        one = per_example(model, weights, inputs, labels)
+        if touched:
+            here = replace(context, clients=(context.clients[client],))
+            one, _ = defense.on_examples(one, state, here)
+        shown.append(one.mean("example"))
+    return concatenate(shown)
 
 
 def in_gradient_units(

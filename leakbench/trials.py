@@ -52,7 +52,7 @@ from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, capture, public_gradients
 from leakbench.victims import Victims, label_overlap
-from leakbench.weights import Scheme
+from leakbench.weights import Scheme, computed_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,8 +443,10 @@ class _Scene:
         if self.cell.example_view:
             return self._capture_examples(defense, victims, look, number)
         # Every victim is a client with examples of his own; copies keep results independent of
-        # how many there are.
-        clients = with_copies(torch.tensor(victims)).tolist()
+        # how many there are, where they are not computed alone.
+        clients = victims
+        if not computed_alone(look.weights):
+            clients = with_copies(torch.tensor(victims)).tolist()
         members = torch.tensor([batch_from(self.cell, client) for client in clients])
         batches = [self._batch(step) for step in members.split(self.batch_size, dim=1)]
         return self._run(defense, batches, clients, look, number).select(slice(len(victims)))
@@ -563,9 +565,14 @@ def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
     """The attack's loss of all victims, padded like every batched call; nan where it has none."""
     if not isinstance(attack, HasLoss):
         return torch.full((leak.n,), math.nan, dtype=leak.dtype, device=leak.device)
-    rows = with_copies(torch.arange(leak.n, device=leak.device))
+    rows = torch.arange(leak.n, device=leak.device)
+    alone = computed_alone(leak.observations[0].weights)
     with torch.no_grad():
-        return attack.loss(leak, inputs[rows], labels[rows], rows)[: leak.n]
+        losses = [
+            attack.loss(leak, inputs[some], labels[some], some)
+            for some in (rows.split(1) if alone else [with_copies(rows)])
+        ]
+    return torch.cat(losses)[: leak.n]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
