@@ -13,6 +13,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeGuard
 
 ATTACKS = ("leakbench.trials",)
 """Modules of the machinery on every attack's path; what they import is followed."""
@@ -63,7 +64,10 @@ def _tokens(node: object, *, said: bool) -> Iterator[str]:
     """
     if isinstance(node, ast.AST):
         said = said or isinstance(node, ast.Raise)
-        if said and isinstance(node, ast.JoinedStr):
+        if said and (isinstance(node, ast.JoinedStr) or _is_text(node)):
+            return
+        if _is_for_checkers(node):
+            yield from _tokens(node.orelse, said=said)
             return
         yield f"({type(node).__name__}"
         body = _without_docstring(node)
@@ -77,7 +81,7 @@ def _tokens(node: object, *, said: bool) -> Iterator[str]:
     elif isinstance(node, list):
         for item in node:
             yield from _tokens(item, said=said)
-    elif not (said and isinstance(node, str)):
+    else:
         yield repr(node)
 
 
@@ -86,15 +90,16 @@ def _without_docstring(node: ast.AST) -> list[ast.stmt] | None:
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return None
-    return [
-        each
-        for each in body
-        if not (
-            isinstance(each, ast.Expr)
-            and isinstance(each.value, ast.Constant)
-            and isinstance(each.value.value, str)
-        )
-    ]
+    return [each for each in body if not (isinstance(each, ast.Expr) and _is_text(each.value))]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_for_checkers(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether a block is for type checkers only, and never run."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 @cache
@@ -139,7 +144,7 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
     todo = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if _is_for_checkers(node):
             todo.extend(node.orelse)
             continue
         yield node

@@ -377,8 +377,6 @@ def identities(plan: Plan) -> set[str]:
 @pytest.mark.parametrize(
     "setting",
     [
-        "rules.0.threshold=0.02",
-        "rules.0.name=renamed",
         "dtype=float64",
         "attack.parameters.steps=2",
         "seed=8",
@@ -397,7 +395,15 @@ def test_what_decides_a_result_makes_a_new_cell(suite: str, setting: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "setting", ["title=other", "defenses.0.label=other", "rules.0.label=other", "version=2"]
+    "setting",
+    [
+        "title=other",
+        "defenses.0.label=other",
+        "rules.0.label=other",
+        "rules.0.threshold=0.02",
+        "rules.0.name=renamed",
+        "version=2",
+    ],
 )
 def test_what_decides_nothing_keeps_the_cells(suite: str, setting: str) -> None:
     assert identities(resolve(suite)) == identities(resolve(suite, settings=[setting]))

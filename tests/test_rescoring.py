@@ -1,0 +1,343 @@
+"""What was attacked apart from how it is judged: runs that describe themselves, judged again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from leakbench import cli, identity, manifest, planning, runner
+from leakbench.errors import LeakbenchError
+from leakbench.metrics import registry
+from leakbench.records import Key, Record, Run
+from leakbench.runner import Outcome
+from leakbench.suite import names, resolve
+
+SUITE = """
+schema = 1
+name = "small"
+title = "A small suite"
+paper = "none"
+source = "written for a test"
+version = 1
+seed = 7
+datasets = ["mnist"]
+
+[model]
+name = "cnn2"
+
+[training]
+batch_size = { mnist = 4 }
+
+[attack]
+name = "cpl"
+parameters = { steps = 12 }
+
+[knowledge.naive]
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "none"
+
+[[defenses]]
+id = "dp"
+name = "dp_baseline"
+label = "DP"
+parameters = { clip = 4.0, noise_multiplier = 0.01 }
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[profiles.quick]
+networks = 1
+victims = 4
+"""
+
+NEAR = """
+[[rules]]
+name = "near"
+label = "near"
+kind = "distance"
+threshold = 6.0
+clamp = true
+"""
+TRIALS = 2 * 4
+
+
+def write(folder: Path, text: str = SUITE, name: str = "small.toml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def run(suite: str, folder: Path) -> Outcome:
+    return runner.run(resolve(suite), folder, root=None)
+
+
+def said(folder: Path) -> dict[Key, Record]:
+    """All records without what a host decides."""
+    return {
+        key: {name: value for name, value in record.items() if name != "host"}
+        for key, record in Run(folder).records().items()
+    }
+
+
+def command(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli.app, list(words))
+    if isinstance(done.exception, LeakbenchError):
+        return 2, str(done.exception)
+    return done.exit_code, done.stdout
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the suite; not to be changed."""
+    folder = tmp_path_factory.mktemp("before")
+    outcome = run(write(folder), folder / "run")
+    assert (outcome.ran, outcome.errors) == (TRIALS, 0)
+    return folder / "run"
+
+
+@pytest.fixture
+def finished(before: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    shutil.copytree(before, tmp_path / "run")
+    return tmp_path / "run"
+
+
+# ------------------------------------------------------------------------------ judged again
+
+
+def test_a_new_rule_attacks_nothing_and_judges_as_a_fresh_run_would(
+    finished: Path, tmp_path: Path
+) -> None:
+    suite = write(tmp_path, SUITE + NEAR)
+    outcome = run(suite, finished)
+    assert (outcome.ran, outcome.rejudged, outcome.present) == (0, TRIALS, TRIALS)
+    run(suite, tmp_path / "fresh")
+    assert said(finished) == said(tmp_path / "fresh")
+    steps = [record["first_step"]["near"] for record in said(finished).values()]
+    assert any(step is not None for step in steps) and any(step is None for step in steps)
+    again = run(suite, finished)
+    assert (again.ran, again.rejudged) == (0, 0)
+
+
+def test_a_changed_threshold_attacks_nothing(finished: Path, tmp_path: Path) -> None:
+    suite = write(tmp_path, SUITE.replace("threshold = 0.01", "threshold = 0.2\nfraction = 1.0"))
+    lenient = run(suite, finished)
+    assert (lenient.ran, lenient.rejudged) == (0, TRIALS)
+    run(suite, tmp_path / "fresh")
+    assert said(finished) == said(tmp_path / "fresh")
+
+
+def test_a_label_and_a_title_change_the_report_alone(finished: Path, tmp_path: Path) -> None:
+    records = (finished / "records.jsonl").read_bytes()
+    text = SUITE.replace('label = "DP"', 'label = "another label"').replace("A small", "Another")
+    outcome = run(write(tmp_path, text), finished)
+    assert (outcome.ran, outcome.rejudged, outcome.changed) == (0, 0, True)
+    assert (finished / "records.jsonl").read_bytes() == records
+    code, report = command("report", str(finished))
+    assert code == 0 and "another label" in report and "# Another suite" in report
+
+
+def test_a_metric_of_another_version_is_measured_again(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dict(registry.all_metrics())
+    psnr = known["psnr"]
+    halved = dict(known)
+    halved["psnr"] = dataclasses.replace(
+        psnr, version=psnr.version + 1, function=lambda given: psnr.function(given) / 2
+    )
+    earlier = said(finished)
+    for module in (registry, runner.rejudged.__globals__["judged_record"].__globals__):
+        target = module if isinstance(module, dict) else vars(module)
+        monkeypatch.setitem(target, "all_metrics", lambda: halved)
+    code, _ = command("rescore", str(finished))
+    assert code == 0
+    for key, record in said(finished).items():
+        assert record["psnr"] == pytest.approx(earlier[key]["psnr"] / 2)
+        assert record["judge"] != earlier[key]["judge"]
+        changed = {"psnr", "judge"}
+        same = {k: v for k, v in record.items() if k not in changed}
+        assert same == {k: v for k, v in earlier[key].items() if k not in changed}
+
+
+def test_without_its_reconstructions_a_run_cannot_be_judged_again(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(finished / "reconstructions")
+    with pytest.raises(LeakbenchError, match="cannot be read"):
+        run(write(tmp_path, SUITE + NEAR), finished)
+    assert command("report", str(finished))[0] == 0
+
+
+# ------------------------------------------------------------------------------ the code
+
+
+@pytest.fixture
+def digest(tmp_path: Path) -> Iterator[Any]:
+    """Digest of a plugin with this text."""
+
+    def of(text: str) -> str:
+        path = tmp_path / "plugin.py"
+        path.write_text(text, encoding="utf-8")
+        identity.source_digest.cache_clear()
+        return identity.source_digest((path,))
+
+    yield of
+    identity.source_digest.cache_clear()
+
+
+CODE = '''
+"""Module."""
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from leakbench import cloak
+
+class A:
+    """Class."""
+    size = 3
+
+    def f(self, x):
+        """Function."""
+        if x < 0:
+            raise ValueError(f"{x} is negative")
+        return x + self.size  # comment
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Module.", "Another."),
+        ("Class.", "Another."),
+        ("Function.", "Another."),
+        ("  # comment", ""),
+        ("x + self.size", "(x + self.size)"),
+        ("is negative", "must not be negative"),
+        ('    """Class."""\n', ""),
+        ("import cloak", "import audit"),
+        ("\nclass A", "\n\n\nclass A"),
+    ],
+)
+def test_what_code_says_is_no_part_of_an_identity(digest: Any, old: str, new: str) -> None:
+    assert old in CODE
+    assert digest(CODE) == digest(CODE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("size = 3", "size = 4"),
+        ("size = 3", 'size = "3"'),
+        ("x + self.size", "x - self.size"),
+        ("x < 0", "x <= 0"),
+        ("return x", "yield x"),
+        ("ValueError", "TypeError"),
+        ("class A:", "class A(Exception):"),
+        ("from typing import TYPE_CHECKING\n", "from typing import TYPE_CHECKING\nimport math\n"),
+    ],
+)
+def test_what_code_does_is(digest: Any, old: str, new: str) -> None:
+    assert old in CODE
+    assert digest(CODE) != digest(CODE.replace(old, new))
+
+
+def test_attacks_are_made_by_what_computes_and_judged_by_what_does_not() -> None:
+    files = {path.stem for path in identity._machinery(identity.ATTACKS)}
+    assert {"trials", "training", "gradients", "victims", "optim", "partitions"} <= files
+    assert not files & {"judging", "records", "runner", "planning", "cells", "errors", "catalog"}
+
+
+# ------------------------------------------------------------------------------ self-description
+
+
+@pytest.mark.parametrize("suite", names())
+def test_a_manifest_is_read_back_as_it_was_written(suite: str) -> None:
+    plan = resolve(suite)
+    cells = planning.plan_cells(plan, None, "cpu")
+    known = manifest.Manifest(
+        plan=plan,
+        cells=tuple(cells),
+        trainings=tuple(planning.plan_trainings(plan, None, "cpu")),
+        facts={"started": "today", "device": "cpu"},
+    )
+    text = json.dumps(manifest.to_json(known), allow_nan=False)
+    assert manifest.from_manifest(json.loads(text), "here") == known
+
+
+def test_a_report_needs_no_suite_and_no_code_of_then(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, report = command("report", str(finished))
+    assert code == 0 and "A small suite" in report
+    moved = tmp_path / "elsewhere" / "run"
+    shutil.copytree(finished, moved)
+    (tmp_path / "small.toml").unlink(missing_ok=True)
+    monkeypatch.setattr(identity, "source_digest", lambda *_: "the code is another one now")
+    monkeypatch.setattr("leakbench.suite.resolve", None)
+    monkeypatch.setattr("leakbench.planning.plan_cells", None)
+    assert command("report", str(moved)) == (0, report)
+    assert command("gallery", str(moved))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.update(schema=99), "schema 99"),
+        (lambda m: m.pop("cells"), "key cells"),
+        (lambda m: m["cells"].pop(), "key cells"),
+        (lambda m: m["plan"].pop("title"), "key title: missing"),
+        (lambda m: m["plan"].update(victims="many"), "key victims: must be a whole number"),
+        (lambda m: m["plan"]["cells"][0].update(knowledge="none"), "one of naive, adaptive"),
+        (lambda m: m["cells"][0].update(victims=[[[0, 10**15]]]), "pairs of a number"),
+        (lambda m: m["cells"][0].update(victims=[]), "a list for each of the identities"),
+        (lambda m: m["cells"][0].update(oops=1), "unknown key"),
+    ],
+)
+def test_a_damaged_manifest_is_one_sentence(finished: Path, change: Any, words: str) -> None:
+    (path,) = (finished / "manifests").iterdir()
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_text(json.dumps(content))
+    code, text = command("report", str(finished))
+    assert code == 2 and words in text and "\n" not in text
+
+
+def test_the_newest_manifest_is_the_last_whatever_the_clock_says(
+    finished: Path, tmp_path: Path
+) -> None:
+    (path,) = (finished / "manifests").iterdir()
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(content | {"started": "2999-01-01T00:00:00+00:00"}))
+    run(write(tmp_path, SUITE.replace("A small", "A later")), finished)
+    assert "A later suite" in command("report", str(finished))[1]
+
+
+# ------------------------------------------------------------------------------ older runs
+
+OLD = Path(__file__).parent / "old_run"
+"""A run of `tifs_table3`, two steps an attack, made when manifests held no plan."""
+
+
+def test_a_run_made_before_manifests_held_the_plan_is_reported(tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    code, report = command("report", str(tmp_path / "run"))
+    assert code == 0
+
+    def lines(text: str) -> list[str]:
+        """Attackers' parameters are listed as their classes have them now."""
+        return [line for line in text.splitlines() if not line.startswith("Attackers:")]
+
+    assert lines(report) == lines((OLD / "report.md").read_text(encoding="utf-8"))
