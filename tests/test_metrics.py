@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-import leakbench.suites
 from leakbench import data, metrics
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.contract import Comparison
@@ -622,7 +621,7 @@ def test_a_metric_is_one_file(noisy: Tensor, digits: Tensor) -> None:
 @pytest.mark.usefixtures("brought_along")
 def test_a_rule_is_one_file(tmp_path: Path) -> None:
     suite = tmp_path / "mine.toml"
-    text = (Path(leakbench.suites.__path__[0]) / "ladder.toml").read_text()
+    text = (Path(__file__).parent.parent / "suites" / "ladder.toml").read_text()
     suite.write_text(text + SUITE_RULE)
     plan = resolve(str(suite))
     assert [rule.name for rule in plan.rules if rule.kind == "at_least"] == ["alike"]

@@ -151,7 +151,8 @@ def explain(error: ValidationError, table: type[BaseModel] = SuiteFile) -> str:
         elif kind == "missing":
             text = f"key {key}: missing"
         else:
-            said = item["msg"][0].lower() + item["msg"][1:]
+            said = item["msg"].removeprefix("Value error, ")
+            said = said[0].lower() + said[1:]
             text = f"key {key}: {said}, got {_shortened(item['input'])}"
         clauses[key, kind] = text
     return "; ".join(clauses.values())

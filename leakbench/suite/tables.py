@@ -15,8 +15,7 @@ from pydantic import (
     PrivateAttr,
     Tag,
     field_validator,
-)  # fmt: skip
-from pydantic_core import PydanticCustomError
+)
 
 from leakbench.data.entries import OwnData, Source
 from leakbench.metrics.rules import kinds
@@ -198,7 +197,7 @@ class RuleTable(Table):
     def _is_known(cls, kind: str) -> str:
         if kind not in kinds():
             allowed = ", ".join(f"'{name}'" for name in kinds())
-            raise PydanticCustomError("kind", f"unknown kind; allowed: {allowed}")
+            raise ValueError(f"unknown kind; allowed: {allowed}")
         return kind
 
     def plain(self) -> Rule:
