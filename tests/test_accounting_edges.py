@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,14 +16,10 @@ from leakbench.privacy.events import PrivacyEvent, Sampling
 from leakbench.privacy.gdp import delta_of_mu, epsilon_of_mu
 from leakbench.spec import ACCOUNTANTS
 
+pytestmark = pytest.mark.usefixtures("fifty_digits")
+
 DELTAS = [1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.5, 1 - 1e-9]
 SIGMA, RATE, STEPS = 2.0, 0.1, 10
-
-
-@pytest.fixture(autouse=True)
-def _digits() -> Iterator[None]:
-    with mp.workdps(50):
-        yield
 
 
 def value(accountant: str, delta: float, rate: float, steps: int = STEPS) -> float | None:

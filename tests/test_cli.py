@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from leakbench import cli
 
 TINY = """
 schema = 1
@@ -77,51 +74,22 @@ victims = 2
 """
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    errors: str
+Command = Callable[..., Any]
 
 
-def leakbench(*args: str | Path, cwd: Path, **env: str) -> Done:
-    """The command line in this process, from `main` to the exit code."""
-    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("LEAKBENCH_DATA", raising=False)
-        for name, value in env.items():
-            patch.setenv(name, value)
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["leakbench", *map(str, args)])
-        with redirect_stdout(out), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
-            cli.main()
-    for stream in (out, errors):
-        stream.seek(0)
-    return Done(int(ended.value.code or 0), out.read(), errors.read())
-
-
-def process(*args: str | Path, cwd: Path, **env: str) -> Done:
-    """The command line as a process of its own; a traceback is never right."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LEAKBENCH_DATA")}
-    done = subprocess.run(
-        [sys.executable, "-m", "leakbench.cli", *map(str, args)],
-        cwd=cwd, env=clean | {"OMP_NUM_THREADS": "1"} | env,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr + done.stdout, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def refused(*args: str | Path, cwd: Path, by: Callable[..., Done] = leakbench, **env: str) -> str:
+@pytest.fixture
+def refused(leakbench: Command) -> Callable[..., str]:
     """The one sentence of a command that ends with code 2."""
-    done = by(*args, cwd=cwd, **env)
-    assert done.code == 2, (done.code, done.errors)
-    assert done.out == ""
-    (line,) = done.errors.splitlines()
-    assert line.startswith("leakbench: ")
-    return line
+
+    def call(*args: str | Path, cwd: Path, by: Command = leakbench, **env: str) -> str:
+        done = by(*args, cwd=cwd, **env)
+        assert done.code == 2, (done.code, done.errors)
+        assert done.out == ""
+        (line,) = done.errors.splitlines()
+        assert line.startswith("leakbench: ")
+        return str(line)
+
+    return call
 
 
 @pytest.fixture
@@ -138,11 +106,11 @@ class Made:
 
     cwd: Path
     folder: Path
-    done: Done
+    done: Any
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(process: Command, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A run of the tiny suite by the command line."""
     cwd = tmp_path_factory.mktemp("made")
     (cwd / "tiny.toml").write_text(TINY, encoding="utf-8")
@@ -158,20 +126,22 @@ COMMANDS = ["", "list", "run", "cloak", "validate", "report", "gallery", "accoun
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+def test_every_command_explains_itself(leakbench: Command, command: str, tmp_path: Path) -> None:
     done = leakbench(*command.split(), "--help", cwd=tmp_path)
     assert done.code == 0 and done.errors == ""
     assert "Usage:" in done.out
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_of_its_own_says_the_same(suite: Path) -> None:
+def test_a_process_of_its_own_says_the_same(
+    process: Command, leakbench: Command, suite: Path
+) -> None:
     """The other tests of this file run most commands inside their own process."""
     for args in (("list", "models"), ("validate", "tiny.toml", "--profile", "quik")):
         assert process(*args, cwd=suite.parent) == leakbench(*args, cwd=suite.parent)
 
 
-def test_list_json_has_one_shape(tmp_path: Path) -> None:
+def test_list_json_has_one_shape(leakbench: Command, tmp_path: Path) -> None:
     listed = json.loads(leakbench("list", "--json", cwd=tmp_path).out)
     assert list(listed) == ["attacks", "defenses", "datasets", "models", "suites", "accountants"]
     for rows in listed.values():
@@ -187,6 +157,9 @@ def test_list_json_has_one_shape(tmp_path: Path) -> None:
         "lfw": "missing",
         "breast_cancer": "embedded sample",
         "adult": "missing",
+        "cifar100": "missing",
+        "location30": "missing",
+        "purchase100": "missing",
     }
     assert {"cpl", "dlg"} <= {row["name"] for row in listed["attacks"]}
     assert {"none", "dp_baseline"} <= {row["name"] for row in listed["defenses"]}
@@ -197,21 +170,22 @@ def test_list_json_has_one_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["attacks", "defenses", "datasets", "models", "suites", "accountants"]
 )
-def test_list_of_one_kind_lists_that_kind(kind: str, tmp_path: Path) -> None:
+def test_list_of_one_kind_lists_that_kind(leakbench: Command, kind: str, tmp_path: Path) -> None:
     assert list(json.loads(leakbench("list", kind, "--json", cwd=tmp_path).out)) == [kind]
     text = leakbench("list", kind, cwd=tmp_path).out
     assert text.startswith(f"{kind}:\n")
 
 
-def test_data_list_names_what_is_missing(tmp_path: Path) -> None:
+def test_data_list_names_what_is_missing(leakbench: Command, tmp_path: Path) -> None:
     rows = json.loads(leakbench("data", "list", "--json", cwd=tmp_path).out)
     assert {row["name"] for row in rows} == {
         "mnist", "fashion_mnist", "cifar10", "lfw", "breast_cancer", "adult",
+        "cifar100", "location30", "purchase100",
     }  # fmt: skip
     assert "get it: leakbench data prepare" in leakbench("data", "list", cwd=tmp_path).out
 
 
-def test_validate_tells_and_runs_nothing(tmp_path: Path) -> None:
+def test_validate_tells_and_runs_nothing(leakbench: Command, tmp_path: Path) -> None:
     done = leakbench("validate", "tifs_table3", "--device", "cpu", cwd=tmp_path)
     assert done.code == 0, done.errors
     assert "lfw: 6 rows x 2 attackers x 2 networks x 8 victims skipped" in done.out
@@ -219,7 +193,7 @@ def test_validate_tells_and_runs_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_reports(tmp_path: Path) -> None:
+def test_doctor_reports(leakbench: Command, tmp_path: Path) -> None:
     done = leakbench("doctor", cwd=tmp_path)
     assert done.code == 0, done.errors
     for word in ("python", "torch", "cuda", "lpips", "data root", "lfw"):
@@ -232,7 +206,7 @@ BAD: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
     "unknown attack": (lambda t: t.replace('"cpl"', '"clp"'), ("attack.name", "'cpl'")),
     "unknown defense": (lambda t: t.replace("dp_baseline", "dp_bas"), ("defenses.name", "allowed")),
     "unknown data set": (lambda t: t.replace('["mnist"]', '["mnits"]'), ("datasets", "'mnist'")),
-    "unknown model": (lambda t: t.replace("cnn2", "cnn3"), ("model.name", "'cnn2'")),
+    "unknown model": (lambda t: t.replace("cnn2", "cnn4"), ("model.name", "cnn2")),
     "unknown rule": (lambda t: t.replace('"mse"', '"msee"'), ("rules.0.kind", "'distance'")),
     "misspelt key": (lambda t: t.replace("title", "titel"), ("'titel'", "'title'")),
     "misspelt deep key": (lambda t: t.replace("victims", "victim"), ("'victim'", "'victims'")),
@@ -255,7 +229,7 @@ BAD: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("change", "words"), BAD.values(), ids=BAD)
 def test_bad_suites_end_with_one_sentence(
-    suite: Path, change: Callable[[str], str], words: tuple[str, ...]
+    refused: Callable[..., str], suite: Path, change: Callable[[str], str], words: tuple[str, ...]
 ) -> None:
     text = change(TINY)
     assert text != TINY
@@ -288,7 +262,7 @@ def test_bad_suites_end_with_one_sentence(
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
 def test_bad_arguments_end_with_one_sentence(
-    suite: Path, args: tuple[str, ...], words: str
+    refused: Callable[..., str], suite: Path, args: tuple[str, ...], words: str
 ) -> None:
     (suite.parent / "folder.toml").mkdir()
     (suite.parent / "binary.toml").write_bytes(bytes(range(256)))
@@ -310,20 +284,26 @@ def test_bad_arguments_end_with_one_sentence(
     ],
     ids=" ".join,
 )
-def test_misused_options_end_with_code_2(suite: Path, args: tuple[str, ...]) -> None:
+def test_misused_options_end_with_code_2(
+    leakbench: Command, suite: Path, args: tuple[str, ...]
+) -> None:
     done = leakbench(*args, cwd=suite.parent)
     assert done.code == 2
     assert done.out == "" and done.errors
 
 
 @pytest.mark.parametrize("out", ["file", "file/run", "/proc/no/run"])
-def test_folders_that_cannot_be_written_end_with_one_sentence(suite: Path, out: str) -> None:
+def test_folders_that_cannot_be_written_end_with_one_sentence(
+    refused: Callable[..., str], suite: Path, out: str
+) -> None:
     (suite.parent / "file").write_text("")
     line = refused("run", "tiny.toml", "--device", "cpu", "--out", out, cwd=suite.parent)
     assert f"{out}: not writable: " in line
 
 
-def test_cuda_without_a_device_is_refused(suite: Path) -> None:
+def test_cuda_without_a_device_is_refused(
+    process: Command, refused: Callable[..., str], suite: Path
+) -> None:
     line = refused(
         "validate", "tiny.toml", "--device", "cuda", cwd=suite.parent, by=process,
         CUDA_VISIBLE_DEVICES="",
@@ -331,14 +311,16 @@ def test_cuda_without_a_device_is_refused(suite: Path) -> None:
     assert "allowed here: cpu, auto" in line
 
 
-def test_a_data_root_that_is_none_is_refused(suite: Path) -> None:
+def test_a_data_root_that_is_none_is_refused(refused: Callable[..., str], suite: Path) -> None:
     for command in (("list",), ("data", "list"), ("validate", "tiny.toml")):
         line = refused(*command, cwd=suite.parent, LEAKBENCH_DATA="no/such/folder")
         assert "LEAKBENCH_DATA" in line and "no/such/folder" in line
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04garbage", b"\x80\x04pickle"], ids=repr)
-def test_a_damaged_data_file_is_named(suite: Path, content: bytes) -> None:
+def test_a_damaged_data_file_is_named(
+    refused: Callable[..., str], suite: Path, content: bytes
+) -> None:
     (suite.parent / "lfw.npz").write_bytes(content)
     line = refused(
         "validate", "tiny.toml", "--set", 'datasets=["lfw"]', "--set", "training.batch_size.lfw=4",
@@ -382,7 +364,7 @@ def test_a_run_prints_its_table_and_says_what_it_did(made: Made) -> None:
     assert made.done.out.strip() == (made.folder / "report.md").read_text().strip()
 
 
-def test_a_second_run_runs_nothing(made: Made) -> None:
+def test_a_second_run_runs_nothing(leakbench: Command, made: Made) -> None:
     before = (made.folder / "records.jsonl").read_bytes()
     done = leakbench("run", "tiny.toml", "--device", "cpu", "--workers", "1", cwd=made.cwd)
     assert done.code == 0
@@ -417,14 +399,14 @@ def check_report(text: str) -> None:
     assert dp["printed"] == {} and dp["verdict"] == {}
 
 
-def test_report_json_is_strict_and_has_the_promised_keys(made: Made) -> None:
+def test_report_json_is_strict_and_has_the_promised_keys(leakbench: Command, made: Made) -> None:
     done = leakbench("report", "tiny-quick", "--format", "json", cwd=made.cwd)
     assert done.code == 0 and done.errors == ""
     check_report(done.out)
     check_report((made.folder / "report.json").read_text())
 
 
-def test_a_report_goes_to_a_file(made: Made) -> None:
+def test_a_report_goes_to_a_file(leakbench: Command, made: Made) -> None:
     args = ("--format", "csv", "--out", "copy.csv")
     done = leakbench("report", made.folder, *args, cwd=made.cwd)
     assert (done.code, done.out, done.errors) == (0, "", "")
@@ -432,7 +414,7 @@ def test_a_report_goes_to_a_file(made: Made) -> None:
 
 
 @pytest.mark.slow
-def test_every_format_is_what_the_run_wrote(made: Made) -> None:
+def test_every_format_is_what_the_run_wrote(leakbench: Command, made: Made) -> None:
     for form in ("md", "html", "csv", "json"):
         done = leakbench("report", made.folder, "--format", form, cwd=made.cwd)
         assert done.code == 0
@@ -440,14 +422,16 @@ def test_every_format_is_what_the_run_wrote(made: Made) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_written_end_with_one_sentence(made: Made) -> None:
+def test_files_that_cannot_be_written_end_with_one_sentence(
+    refused: Callable[..., str], made: Made
+) -> None:
     line = refused("report", made.folder, "--out", "tiny.toml/report.md", cwd=made.cwd)
     assert "tiny.toml/report.md: cannot write: Not a directory" in line
     line = refused("gallery", "tiny-quick", "--out", "tiny.toml/x.png", cwd=made.cwd)
     assert "cannot write" in line
 
 
-def test_gallery_draws_a_picture_and_puts_it_into_the_page(made: Made) -> None:
+def test_gallery_draws_a_picture_and_puts_it_into_the_page(leakbench: Command, made: Made) -> None:
     page = made.folder / "report.html"
     assert "data:image/png" not in page.read_text()
     done = leakbench("gallery", "tiny-quick", cwd=made.cwd)
@@ -456,17 +440,20 @@ def test_gallery_draws_a_picture_and_puts_it_into_the_page(made: Made) -> None:
     assert "data:image/png" in page.read_text()
 
 
-def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
+def test_a_damaged_run_is_one_sentence(
+    refused: Callable[..., str], made: Made, tmp_path: Path
+) -> None:
     import shutil
 
     for file, content, words in (
         ("records.jsonl", b"garbage\n", "line 1: not a record"),
         ("manifests/x.json", b"{", "not a manifest"),
-        ("manifests/x.json", b'{"started": "9999"}', "manifest"),
+        ("manifests/x.json", b'{"number": 9999, "started": "9999"}', "manifest"),
         (
             "manifests/x.json",
-            b'{"started": "9999", "suite": 5, "profile": [], "attack": null, "defense": null,'
-            b' "settings": 3, "device": "cpu", "arithmetic": 1, "torch": "2", "unit": null}',
+            b'{"number": 9999, "started": "9999", "suite": 5, "profile": [], "attack": null,'
+            b' "defense": null, "settings": 3, "device": "cpu",'
+            b' "arithmetic": 1, "torch": "2", "unit": null}',
             "manifest is damaged",
         ),
     ):
@@ -476,7 +463,9 @@ def test_a_damaged_run_is_one_sentence(made: Made, tmp_path: Path) -> None:
         assert words in refused("report", tmp_path / "run", cwd=made.cwd)
 
 
-def test_a_failing_plugin_ends_a_run_with_code_1(made: Made, tmp_path: Path) -> None:
+def test_a_failing_plugin_ends_a_run_with_code_1(
+    process: Command, made: Made, tmp_path: Path
+) -> None:
     """The records say why, and the other row is unharmed."""
     package = tmp_path / "site" / "failing.py"
     package.parent.mkdir()
@@ -508,7 +497,9 @@ def test_a_failing_plugin_ends_a_run_with_code_1(made: Made, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_printed_numbers_of_the_shipped_suite_reach_the_report(tmp_path: Path) -> None:
+def test_printed_numbers_of_the_shipped_suite_reach_the_report(
+    leakbench: Command, tmp_path: Path
+) -> None:
     """One tiny cell of the real suite, from the name to the verdict."""
     settings = (
         'datasets=["mnist"]', "profiles.quick.networks=1", "profiles.quick.victims=2",

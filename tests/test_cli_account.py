@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from dp_accounting import get_epsilon_gaussian
 
-from leakbench import cli
 from leakbench.privacy import tables
 from leakbench.privacy.observers import account
 from leakbench.privacy.presets import PRESETS
@@ -24,32 +22,8 @@ RUN = ("--q", "0.01", "--steps", "10000", "--delta", "1e-5")  # of the TIFS pape
 BUDGET = ("--q", "0.01", "--delta", "1e-5")
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    errors: str
-
-
-Command = Callable[..., Done]
+Command = Callable[..., Any]
 Results = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def leakbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command line in this process, from `main` to the exit code."""
-
-    def call(*args: str) -> Done:
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        monkeypatch.setattr(sys, "argv", ["leakbench", *args])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, errors = capsys.readouterr()
-        return Done(int(ended.value.code or 0), out, errors)
-
-    return call
 
 
 @pytest.fixture
@@ -72,7 +46,7 @@ def of(rows: list[dict[str, Any]], **wanted: Any) -> list[Any]:
     return [row["epsilon"] for row in rows if all(row[key] == wanted[key] for key in wanted)]
 
 
-def lines_of(done: Done) -> Iterator[list[str]]:
+def lines_of(done: Any) -> Iterator[list[str]]:
     """Words of the lines of the table."""
     assert (done.code, done.errors) == (0, ""), done
     table = done.out.split("\n\n")[1]

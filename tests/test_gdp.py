@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 from mpmath import mp, mpf
@@ -18,11 +17,7 @@ from leakbench.privacy.gdp import (
     subset_factor,
 )
 
-
-@pytest.fixture(autouse=True)
-def _digits() -> Iterator[None]:
-    with mp.workdps(50):
-        yield
+pytestmark = pytest.mark.usefixtures("fifty_digits")
 
 
 def event(sigma: float, rate: float, steps: int, **changes: str) -> PrivacyEvent:
