@@ -954,6 +954,7 @@ def test_analytic_refuses_what_it_cannot_solve() -> None:
 # ---------------------------------------------------------------------------- spoilt gradients
 
 
+@pytest.mark.independent_rows
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 @pytest.mark.parametrize("which", [*GUIDED, Candidates()], ids=named)
 def test_spoilt_gradients_have_a_status(which: Attack, value: float) -> None:

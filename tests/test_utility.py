@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from leakbench import planning, runner, trials, utility
+from leakbench import manifest, planning, runner, trials, utility
 from leakbench.cli import app
 from leakbench.contracts import Setting
 from leakbench.data import catalog, load
@@ -134,13 +134,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
 
 def report_of(plan: Plan, folder: Path) -> Report:
     store = Run(folder)
-    return cells.build(
-        plan,
-        planning.plan_cells(plan, None, "cpu"),
-        store.records(),
-        store.manifest(),
-        planning.plan_trainings(plan, None, "cpu"),
-    )
+    known = manifest.read(store)
+    return cells.build(plan, known.cells, store.records(), known.facts, known.trainings)
 
 
 # ------------------------------------------------------------------------------ trainings
