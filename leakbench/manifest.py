@@ -67,7 +67,7 @@ def read(run: Run) -> Manifest:
 def to_json(manifest: Manifest) -> dict[str, Any]:
     """A manifest as plain values; `from_manifest` reads it back."""
     return {
-        **manifest.facts,
+        **_sorted(manifest.facts),
         "schema": SCHEMA,
         "plan": plan_to_json(manifest.plan),
         "cells": [_cell_to_json(cell) for cell in manifest.cells],
@@ -95,6 +95,14 @@ def from_manifest(content: Mapping[str, Any], where: str) -> Manifest:
         trainings=tuple(from_json(PlannedTraining, *pair) for pair in trainings),
         facts={k: v for k, v in content.items() if k not in _OWN},
     )
+
+
+def _sorted(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts in alphabetical order, as reports list them; the plan keeps the order of its suite."""
+    return {
+        name: _sorted(value) if isinstance(value, Mapping) else value
+        for name, value in sorted(facts.items())
+    }
 
 
 _OWN = ("schema", "plan", "cells", "trainings")

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from leakbench.errors import LeakbenchError
 from leakbench.manifest import Manifest
 from leakbench.records import Run
+from leakbench.spec import Cell
 
 
 def described(run: Run, content: Mapping[str, Any]) -> Manifest:
@@ -48,6 +51,23 @@ def described(run: Run, content: Mapping[str, Any]) -> Manifest:
         names = (identities.get((*place, j), own) for j, own in enumerate(training.identities))
         trainings.append(replace(training, identities=tuple(names)))
     return Manifest(plan=plan, cells=tuple(cells), trainings=tuple(trainings), facts=dict(content))
+
+
+def original(cell: Cell, victim: int) -> tuple[NDArray[Any], str, NDArray[Any]]:
+    """What newer runs keep beside a reconstruction: image, name of the class, mean public image.
+
+    Raises:
+        DataMissing: The data set is not on this machine.
+    """
+    from leakbench.data import load
+
+    dataset = load(cell.source)
+    label, names = int(dataset.candidate_labels[victim]), dataset.class_names
+    return (
+        dataset.candidates[victim].numpy(),
+        names[label] if label < len(names) else str(label),
+        dataset.public.mean(dim=0).numpy(),
+    )
 
 
 def _asked(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:

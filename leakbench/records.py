@@ -189,7 +189,7 @@ class Writer:
 
     def manifest(self, content: Mapping[str, Any]) -> str:
         """Write a manifest; returns the hash that records carry."""
-        data = json.dumps(content, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+        data = json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
         digest = hashlib.sha256(data).hexdigest()[:16]
         self._replace(self.run.folder / "manifests" / f"{digest}.json", data)
         return digest

@@ -719,6 +719,7 @@ def _arrays(attacked: _Attacked, records: tuple[Record, ...]) -> dict[str, dict[
         shape = victims.images[rows].shape
         files[name] = {
             "victims": np.array(candidates),
+            **_truth(victims, rows),
             "inputs": attacked.images[rows].numpy(),
             "start": start[rows].numpy(),
             "snapshot_steps": np.array(onlooker.snapshot_steps, dtype=np.int64),
@@ -728,3 +729,15 @@ def _arrays(attacked: _Attacked, records: tuple[Record, ...]) -> dict[str, dict[
             **packed("clamped", [onlooker.clamped[row] for row in rows]),
         }
     return files
+
+
+def _truth(victims: Victims, rows: list[int]) -> dict[str, np.ndarray]:
+    """What a gallery shows beside reconstructions, so that it needs no data: the images (m, *shape)
+    with the names of their classes (m,), and the mean public image (*shape)."""
+    names = victims.dataset.class_names
+    labels = victims.labels[rows].tolist()
+    return {
+        "truth": victims.images[rows].numpy(),
+        "class_names": np.array([names[i] if i < len(names) else str(i) for i in labels]),
+        "mean_image": victims.dataset.public.mean(dim=0).numpy(),
+    }

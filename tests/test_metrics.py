@@ -20,6 +20,7 @@ from torch import Tensor
 
 from leakbench import data, metrics
 from leakbench.errors import LeakbenchError
+from leakbench.metrics import pixels
 from leakbench.metrics.contract import Comparison
 from leakbench.metrics.distance import distance
 from leakbench.metrics.mse import mse
@@ -154,6 +155,14 @@ def test_ssim_is_that_of_wang_et_al(noisy: Tensor, digits: Tensor, channels: int
         for image, target in zip(images.clamp(0, 1).double(), reference.double(), strict=True)
     ]
     torch.testing.assert_close(ssim(images, reference), torch.stack(expected))
+
+
+def test_one_image_without_torch_has_the_same_numbers(noisy: Tensor, digits: Tensor) -> None:
+    for image, target in zip(noisy[:20], digits[:20], strict=True):
+        alone = pixels.structural_similarity(image.numpy(), target.numpy())
+        assert alone == ssim(image[None], target[None]).item()
+        expected = mse(image[None], target[None]).item()
+        assert pixels.squared_error(image.numpy(), target.numpy()) == pytest.approx(expected)
 
 
 def test_ssim_uses_the_declared_variant(noisy: Tensor, digits: Tensor) -> None:

@@ -6,6 +6,8 @@ import io
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ import pytest
 from PIL import Image
 from scipy.stats import norm
 
+from leakbench import manifest
 from leakbench.data import load
 from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.manifest import Manifest
 from leakbench.records import Key, Record, Run, key
-from leakbench.report import cells, gallery, renderings, words
+from leakbench.report import cells, drawing, gallery, renderings, words
 from leakbench.report.content import (
     Effort,
     Note,
@@ -79,6 +83,7 @@ def plan_cell(
         victims=numbers,
         priors=priors_of(numbers, cell.images_a_gradient, 1000),
         skip=skip,
+        title="MNIST handwritten digits" if dataset == "mnist" else dataset,
         ceiling_mu=mu,
         guarantee="",
     )
@@ -798,39 +803,51 @@ def test_compact(value: float | None, text: str) -> None:
 
 
 def store(
-    folder: Path, pairs: Sequence[tuple[PlannedCell, Mapping[Key, Record]]], spoil: str = ""
+    folder: Path,
+    pairs: Sequence[tuple[PlannedCell, Mapping[Key, Record]]],
+    spoil: str = "",
+    older: bool = False,
 ) -> Run:
-    """A run folder whose reconstructions are perfect where the records say so, else noise."""
+    """A run folder whose reconstructions are perfect where the records say so, else noise.
+
+    spoil: the row whose files are not there. older: as runs were that kept no originals.
+    """
     run = Run(folder)
     generator = np.random.default_rng(0)
     with run.writing() as writer:
         for number, (planned, records) in enumerate(pairs):
-            pictures = load(planned.cell.dataset).candidates.numpy()
+            dataset = load(planned.cell.dataset)
             made = [r | {"host": {"arrays": {"file": f"{number}.npz", "row": i}}}
                     for i, r in enumerate(records.values())]  # fmt: skip
             victims = np.array([r["victim"] for r in made])
-            truth = pictures[victims]
+            truth = dataset.candidates.numpy()[victims]
+            labels = dataset.candidate_labels[victims].tolist()
+            arrays = {} if older else {
+                "truth": truth,
+                "class_names": np.array([dataset.class_names[label] for label in labels]),
+                "mean_image": dataset.public.mean(dim=0).numpy(),
+            }  # fmt: skip
             noise = generator.normal(0.5, 40, truth.shape).astype(np.float32)
             good = np.array([(r["mse_raw"] or 1.0) < 0.01 for r in made])
             inputs = np.where(good[:, None, None, None], truth, noise)
             start = np.full_like(truth, 0.5)
             if spoil != planned.cell.row:
-                writer.arrays(f"{number}.npz", {"inputs": inputs, "start": start})
+                writer.arrays(f"{number}.npz", arrays | {"inputs": inputs, "start": start})
             writer.append(made)
         writer.manifest(MANIFEST)
     return run
 
 
-def box_of(plan: Plan, rows: int, row: int, column: str, knowledge: str = "") -> gallery.Box:
+def box_of(plan: Plan, rows: int, row: int, column: str, knowledge: str = "") -> drawing.Box:
     """Where a picture is in a gallery with `rows` rows of pictures."""
     columns = gallery.columns_of(plan)
     names = [(c.row or c.detail, c.knowledge or "") for c in columns]
-    blank = gallery.Row(label=("",), pictures=(gallery.Picture(image=None, caption=""),))
-    return gallery.layout([blank] * rows, columns, 2).box(row, names.index((column, knowledge)))
+    blank = drawing.Row(label=("",), pictures=(drawing.Picture(image=None, caption=""),))
+    return drawing.layout([blank] * rows, columns, 2).box(row, names.index((column, knowledge)))
 
 
-def crop(picture: np.ndarray, box: gallery.Box, side: int) -> np.ndarray:
-    inner = gallery.centred(box, side, side)
+def crop(picture: np.ndarray, box: drawing.Box, side: int) -> np.ndarray:
+    inner = drawing.centred(box, side, side)
     return picture[inner.top : inner.top + side, inner.left : inner.left + side]
 
 
@@ -858,17 +875,17 @@ def test_gallery_shows_the_chosen_victims(plan: Plan, tmp_path: Path) -> None:
     truth = load("mnist").candidates.numpy()
     for row, victim in enumerate((median, 11)):
         original = crop(drawn, box_of(plan, 2, row, "original"), 112)
-        assert (original == gallery.enlarged(truth[victim])).all()
+        assert (original == drawing.enlarged(truth[victim])).all()
         defended = crop(drawn, box_of(plan, 2, row, "dp_baseline", "naive"), 112)
         assert not (defended == original).all()
     recovered = crop(drawn, box_of(plan, 2, 0, "none", "naive"), 112)
-    assert (recovered == gallery.enlarged(truth[median])).all()
+    assert (recovered == drawing.enlarged(truth[median])).all()
     never_run = box_of(plan, 2, 0, "adaclip", "naive")
     assert (crop(drawn, never_run, 112)[:40] == 255).all()
 
     # The frame around a success is blue, around anything else gray.
     for column, colour in (("none", (0, 0x72, 0xB2)), ("dp_baseline", (0xC8, 0xCC, 0xD2))):
-        inner = gallery.centred(box_of(plan, 2, 0, column, "naive"), 112, 112)
+        inner = drawing.centred(box_of(plan, 2, 0, column, "naive"), 112, 112)
         edge = drawn[inner.top + 50, inner.left - 1]
         assert np.abs(edge.astype(int) - colour).max() <= 2, column
 
@@ -876,30 +893,22 @@ def test_gallery_shows_the_chosen_victims(plan: Plan, tmp_path: Path) -> None:
     assert path.read_bytes() == (tmp_path / "again.png").read_bytes()
 
 
-def test_gallery_size_follows_its_rows(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> Any:
-        if name == "lfw":
-            raise DataMissing(NO_LFW)
-        return load(name)
-
-    monkeypatch.setattr(gallery, "load", missing)
+def test_gallery_size_follows_its_rows(plan: Plan, tmp_path: Path) -> None:
     bare = [plan_cell(plan, name) for name in ("mnist", "cifar10")]
     empty = plan_cell(plan, "fashion_mnist")
     lfw = plan_cell(plan, "lfw", skip=NO_LFW)
     run = store(tmp_path / "run", [(cell, fill(cell)) for cell in bare])
     path = tmp_path / "gallery.png"
     gallery.draw(run, plan, [*bare, empty, lfw], path)
-    full = gallery.SIDE + gallery.CAPTION + gallery.GAP
-    bottom = gallery.MARGIN * 3 + gallery.HEADER + 6 * gallery.LEGEND_LINE
-    height = bottom + 4 * full + 2 * gallery.TEXT_ROW
+    full = drawing.SIDE + drawing.CAPTION + drawing.GAP
+    bottom = drawing.MARGIN * 3 + drawing.HEADER + 6 * drawing.LEGEND_LINE
+    height = bottom + 4 * full + 2 * drawing.TEXT_ROW
     columns = gallery.columns_of(plan)
     assert [c.detail for c in columns[:5]] == [*gallery.FIXED_COLUMNS, "naive", "adaptive"]
     assert len(columns) == 3 + 2 * len(plan.defenses)
     assert height <= pixels(path).shape[0] <= height + 1
     # Colour pictures fill their box.
-    truth = gallery.enlarged(load("cifar10").candidates[0].numpy())
+    truth = drawing.enlarged(load("cifar10").candidates[0].numpy())
     assert truth.shape == (128, 128, 3)
 
 
@@ -912,6 +921,47 @@ def test_gallery_survives_missing_files_and_a_missing_reference(plan: Plan, tmp_
     assert len(warnings) == 2
     with pytest.raises(LeakbenchError, match=r"nowhere.*cannot write"):
         gallery.draw(run, plan, [naive], tmp_path / "nowhere" / "gallery.png")
+
+
+def test_a_gallery_needs_nothing_but_the_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No data set is asked for, unless an older leakbench kept no originals."""
+    planned = plan_cell(plan, "cifar10")
+    older = store(tmp_path / "older", [(planned, fill(planned))], older=True)
+    assert gallery.draw(older, plan, [planned], tmp_path / "older.png") == []
+
+    def missing(source: Any) -> Any:
+        raise DataMissing("no such data here")
+
+    monkeypatch.setattr("leakbench.data.load", missing)
+    run = store(tmp_path / "run", [(planned, fill(planned))])
+    assert gallery.draw(run, plan, [planned], tmp_path / "run.png") == []
+    assert (tmp_path / "run.png").read_bytes() == (tmp_path / "older.png").read_bytes()
+    gallery.draw(older, plan, [planned], tmp_path / "nothing.png")
+    assert pixels(tmp_path / "nothing.png").shape[0] < pixels(tmp_path / "run.png").shape[0]
+
+
+def test_reports_and_galleries_of_a_run_load_no_torch(plan: Plan, tmp_path: Path) -> None:
+    """From its folder alone: torch stands for the code of attacks, defenses and suites."""
+    planned = dataclasses.replace(plan_cell(plan), skip="")
+    small = dataclasses.replace(plan, cells=(planned.cell,), utility=())
+    run = store(tmp_path / "run", [(planned, fill(planned))])
+    described = Manifest(plan=small, cells=(planned,), trainings=(), facts=MANIFEST)
+    with run.writing() as writer:
+        writer.manifest(manifest.to_json(described) | {"number": 1})
+    code = (
+        "import sys\n"
+        "from leakbench.cli import app\n"
+        "for command in ('report', 'gallery'):\n"
+        f"    app([command, {str(run.folder)!r}], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = cells.build(small, [planned], run.records(), MANIFEST | {"number": 1})
+    assert done.stdout.strip() == renderings.to_markdown(expected).strip()
+    assert (run.folder / "gallery.png").exists()
 
 
 @pytest.mark.parametrize(("quantile", "victim"), [(0.0, 2), (0.5, 0), (0.75, 3), (1.0, 1)])
@@ -927,12 +977,12 @@ def test_pick(plan: Plan, quantile: float, victim: int) -> None:
 
 def test_enlarged_clamps_and_shows_what_is_no_number() -> None:
     image = np.array([[[-5.0, 2.0], [np.nan, 1 / 3]]], dtype=np.float32)
-    shown = gallery.enlarged(image)
+    shown = drawing.enlarged(image)
     assert shown.shape == (128, 128, 3)
     assert [tuple(shown[y, x]) for y, x in ((0, 0), (0, 127), (127, 0), (127, 127))] == [
         (0, 0, 0), (255, 255, 255), (128, 128, 128), (85, 85, 85),
     ]  # fmt: skip
-    assert gallery.enlarged(np.zeros((3, 200, 300), dtype=np.float32)).shape == (67, 100, 3)
+    assert drawing.enlarged(np.zeros((3, 200, 300), dtype=np.float32)).shape == (67, 100, 3)
 
 
 def test_a_changed_suite_says_so_and_is_not_judged_by_print() -> None:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import leakbench.attacks
 import leakbench.defenses
 from leakbench import arithmetic, cli, identity, planning, probe, registry, runner
+from leakbench.data import load
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, Run
@@ -154,6 +155,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------------------ the same bytes
+
+
+def test_files_hold_what_a_gallery_shows(reference: Path) -> None:
+    """Beside what attacks returned: the image, its class, and the mean of the public images."""
+    store = Run(reference)
+    for record in store.records().values():
+        dataset = load(record["dataset"])
+        arrays = store.arrays(record["host"]["arrays"]["file"])
+        row = record["host"]["arrays"]["row"]
+        truth = dataset.candidates[record["victim"]].numpy()
+        assert (arrays["truth"][row] == truth).all()
+        assert arrays["class_names"][row] == dataset.class_names[record["label"]]
+        assert (arrays["mean_image"] == dataset.public.mean(dim=0).numpy()).all()
 
 
 def test_a_finished_suite_is_a_no_op(suite: str, reference: Path) -> None:

@@ -11,7 +11,7 @@ from leakbench import metrics
 from leakbench.metrics import rules
 from leakbench.metrics.contract import Metric
 
-_MACHINERY = ("contract", "registry", "rules")
+_MACHINERY = ("contract", "pixels", "registry", "rules")
 
 
 @cache

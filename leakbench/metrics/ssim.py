@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from leakbench.metrics.contract import Comparison, Metric, NotMeasured, check_shapes, float64
-
-SSIM_WINDOW: int = 11
-"""Side, in pixels, of the Gaussian window of `ssim` (sigma 1.5, cut at 3.5 sigma)."""
+from leakbench.metrics.pixels import SSIM_WINDOW, structural_similarity
 
 
 def ssim(images: Tensor, reference: Tensor) -> Tensor:
@@ -40,23 +37,8 @@ def ssim(images: Tensor, reference: Tensor) -> Tensor:
     if min(images.shape[2:]) < SSIM_WINDOW:
         return torch.full((len(images),), math.nan, dtype=torch.float64, device=images.device)
     pairs = zip(float64(images).cpu(), float64(reference).cpu(), strict=True)
-    values = [_ssim_of_pair(image, target) for image, target in pairs]
+    values = [structural_similarity(image.numpy(), target.numpy()) for image, target in pairs]
     return torch.tensor(values, dtype=torch.float64, device=images.device)
-
-
-def _ssim_of_pair(image: Tensor, reference: Tensor) -> float:
-    if not bool(image.isfinite().all()):
-        return math.nan
-    found = structural_similarity(
-        image.clamp(0.0, 1.0).numpy(),
-        reference.numpy(),
-        gaussian_weights=True,
-        sigma=1.5,
-        use_sample_covariance=False,
-        data_range=1.0,
-        channel_axis=0,
-    )
-    return round(float(found), 12)  # numpy's last digits are the processor's
 
 
 def _ssim(compared: Comparison) -> Tensor | NotMeasured:

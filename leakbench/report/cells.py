@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.records import Key, Record
 from leakbench.report import costs
@@ -92,7 +91,7 @@ def build(
         )
         for each, item in zip(trials, planned, strict=True)
     )
-    datasets = {each.cell.dataset: look_up(each.cell.source).title for each in planned}
+    datasets = {each.cell.dataset: each.title for each in planned}
     return Report(
         suite=plan.name,
         profile=plan.profile,
