@@ -26,12 +26,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 
+from leakbench import frames
 from leakbench.errors import LeakbenchError
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = 2
 """Of a record. Before 2 it did not say who judged it."""
@@ -92,6 +96,11 @@ class Run:
                 text = f"schema {record['schema']!r}, this leakbench reads 1 and {SCHEMA}"
                 raise LeakbenchError(f"{self.path}, line {number}: {text}")
         return found
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a trial, a column a field: see `frames.frame`. Trainings are left out."""
+        trials = (each for each in self.records().values() if each.get("kind") != "utility")
+        return frames.frame(trials)
 
     def manifests(self) -> list[Path]:
         """Files of all manifests."""

@@ -65,6 +65,18 @@ def test_what_was_written_is_read(run: Run) -> None:
     assert run.path.read_bytes().count(b"\n") == 3
 
 
+def test_a_frame_has_one_row_a_trial(run: Run) -> None:
+    with run.writing() as writer:
+        writer.append([record(1, status="nan", baselines={"mean_image": 0.06}, rank=3)])
+        writer.append([record(0, identity="training", kind="utility", curve=[[1, 0.5]])])
+    table = run.frame().sort_values("victim")
+    assert table["victim"].tolist() == [0, 1, 2]
+    assert table["status"].tolist() == ["ok", "nan", "ok"]
+    assert table["baselines.mean_image"].dropna().tolist() == [0.06]
+    assert table["rank"].dropna().tolist() == [3] and str(table["rank"].dtype) == "Int64"
+    assert "curve" not in table.columns
+
+
 def test_a_later_record_replaces_an_earlier_one(run: Run) -> None:
     with run.writing() as writer:
         writer.append([record(1, status="error")])
