@@ -67,6 +67,7 @@ def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, floa
             continue
         shape = probe.Shape(
             model=cell.model,
+            parameters=canonical(cell.model_parameters),
             input_shape=dataset.input_shape,
             classes=dataset.classes,
             batch_size=cell.images_a_gradient,

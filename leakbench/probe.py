@@ -53,12 +53,14 @@ _ITERATIONS = 12  # past the 9 pairs from which triangular systems were seen to 
 class Shape:
     """What decides which kernels are used.
 
-    batch_size: examples behind a gradient, over all `local_steps`. dtype: "float32" or "float64".
+    parameters: of the model, as canonical JSON; those not given keep their defaults. batch_size:
+    examples behind a gradient, over all `local_steps`. dtype: "float32" or "float64".
     """
 
     model: str
     input_shape: tuple[int, ...]
     classes: int
+    parameters: str = "{}"
     batch_size: int = 1
     local_steps: int = 1
     dtype: str = "float32"
@@ -191,7 +193,9 @@ def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
 def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     """What leaks of random inputs, the same for a victim whoever is with it, and their streams."""
     device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
-    model = architectures.build(shape.model, shape.input_shape, shape.classes)
+    model = architectures.build(
+        shape.model, shape.input_shape, shape.classes, parameters=json.loads(shape.parameters)
+    )
     drawn = model.init(generator(0, "probe"), dtype)
     weights = {name: value.to(device) for name, value in drawn.items()}
     streams = VictimStreams(0, tuple(("probe", victim) for victim in victims))

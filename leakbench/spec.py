@@ -175,7 +175,7 @@ def row_name(variant: str, defense: str) -> str:
 class Cell:
     """One cell of the table with every parameter spelled out.
 
-    `rules` and both `parameters` are complete (after defaults), so that `spec()` says all that
+    `rules` and all `parameters` are complete (after defaults), so that `spec()` says all that
     decides a result but the data, the weights and the code. `rounds` are those of the looks;
     `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
     `own` says where the data are if they are the user's own; `dataset` is their name all the same.
@@ -184,6 +184,7 @@ class Cell:
     dataset: str
     own: OwnData | None = None
     model: str
+    model_parameters: Parameters
     weights: str
     pretraining: Mapping[str, Any] | None
     batch_size: int
@@ -276,6 +277,7 @@ class UtilityCell:
     dataset: str
     own: OwnData | None = None
     model: str
+    model_parameters: Parameters
     weights: str
     pretraining: Mapping[str, Any] | None
     schedule: Mapping[str, Any]
@@ -412,13 +414,14 @@ class DefenseRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where the parameters of an attack or a defense were set; those not named are its defaults.
+    """Where the parameters of a plugin were set; those not named are its defaults.
 
-    row: of an attack, the id of its variant ("" in a suite without); of a defense, of its row.
+    row: of an attack or a model, the id of its variant ("" in a suite without); of a defense, of
+    its row.
     places: parameter -> e.g. "profiles.quick.parameters" or "--set attack.parameters.steps".
     """
 
-    plugin: Literal["attack", "defense"]
+    plugin: Literal["attack", "defense", "model"]
     row: str
     knowledge: Knowledge | None = None
     places: Mapping[str, str]
@@ -468,7 +471,7 @@ class Plan:
     utility_networks: int
     printed_utility: Mapping[tuple[str, str], PrintedUtility]
     printed_rounds: int
-    provenance: tuple[Provenance, ...]
+    provenance: tuple[Provenance, ...] = ()
     asked: Mapping[str, Any]
 
 

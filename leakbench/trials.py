@@ -102,7 +102,9 @@ def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str,
 
 def _model(cell: Cell, dataset: Dataset) -> Model:
     scheme = cast(Scheme, cell.weights)
-    return architectures.build(cell.model, dataset.input_shape, dataset.classes, scheme)
+    return architectures.build(
+        cell.model, dataset.input_shape, dataset.classes, scheme, cell.model_parameters
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,10 @@ _ATTACKED: dict[tuple[str, str], Attacked] = {}
 
 def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     """Network `number` of a cell, pretrained where the cell says so."""
-    recipe = (cell.model, cell.weights, cell.pretraining, cell.seed, cell.dtype, number)
+    recipe = (
+        cell.model, cell.model_parameters, cell.weights, cell.pretraining, cell.seed, cell.dtype,
+        number,
+    )  # fmt: skip
     key = (dataset.checksum, canonical(recipe))
     if key not in _ATTACKED:
         model, weights = network(cell, dataset, number)
@@ -186,9 +191,9 @@ def looks(
     points = {0: Point(rounds=0, weights=weights, state=defense.init(_copies(weights)))}
     if any(cell.rounds):
         recipe = (
-            cell.model, cell.weights, cell.pretraining, cell.federation, cell.iterations,
-            cell.rounds, cell.defense, dict(cell.defense_parameters), cell.seed, cell.dtype,
-            number, str(next(iter(weights.values())).device),
+            cell.model, cell.model_parameters, cell.weights, cell.pretraining, cell.federation,
+            cell.iterations, cell.rounds, cell.defense, dict(cell.defense_parameters), cell.seed,
+            cell.dtype, number, str(next(iter(weights.values())).device),
         )  # fmt: skip
         key = (dataset.checksum, canonical(recipe))
         if key not in _POINTS:

@@ -178,7 +178,9 @@ def build_defense(cell: UtilityCell) -> Defense:
 def _model(cell: UtilityCell) -> Model:
     entry = look_up(cell.source)
     scheme = cast(Scheme, cell.weights)
-    return architectures.build(cell.model, entry.input_shape, entry.classes, scheme)
+    return architectures.build(
+        cell.model, entry.input_shape, entry.classes, scheme, cell.model_parameters
+    )
 
 
 def _network(

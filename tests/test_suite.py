@@ -694,7 +694,7 @@ def test_a_changed_variant_is_not_compared_with_print(write: Callable[[str], str
         ("{ mnist = 2 }", "{ mnits = 2 }",
          ["key training.batch_size", "did you mean 'mnist'?", "allowed: "]),
         ("epochs = 3", "epochs = 0", ["key variants.1.model.pretraining.epochs", "greater than 0"]),
-        ('name = "cnn2"', 'name = "cnn3"', ["variant 'own'", "key model.name", "'cnn2'"]),
+        ('name = "cnn2"', 'name = "cnn"', ["variant 'own'", "key model.name", "'cnn2'"]),
         ('name = "gradinv"', 'name = "gradinf"',
          ["variant 'own'", "key attack.name", "did you mean 'gradinv'?"]),
         ("[knowledge.adaptive]\nparameters = { line_search = false }", "",
@@ -778,7 +778,7 @@ WRONG_NAMES = [
     ('name = "cpl"', 'name = "clp"', "attack.name", "cpl"),
     ('name = "dp_baseline"', 'name = "dp_basline"', "defenses.name", "dp_baseline"),
     ('datasets = ["mnist"]', 'datasets = ["mnst"]', "datasets", "mnist"),
-    ('name = "cnn2"', 'name = "cnn3"', "model.name", "cnn2"),
+    ('name = "cnn2"', 'name = "cnnn2"', "model.name", "cnn2"),
     ("title =", "titel =", "titel", "title"),
     ('label = "DP"', 'lable = "DP"', "defenses.1.lable", "label"),
     ("victims = 2", "victim = 2", "profiles.quick.victim", "victims"),
@@ -1140,6 +1140,22 @@ def test_another_reading_of_the_papers_rule_is_not_compared_with_its_numbers() -
     assert resolve("tpds_table1", settings=["rules.5.threshold=0.02"]).printed  # not the paper's
 
 
+def test_a_model_has_parameters(write: Callable[[str], str]) -> None:
+    dense = replaced('name = "cnn2"', 'name = "mlp"\nparameters = { widths = [16, 8, 4] }')
+    plan = resolve(write(dense))
+    assert {cell.model_parameters["widths"] for cell in plan.cells} == {(16, 8, 4)}
+    assert plan.cells[0].spec()["model_parameters"]["widths"] == (16, 8, 4)
+    assert places(plan, "model", "") == {"widths": "model.parameters"}
+    wider = resolve(write(dense), settings=["model.parameters.widths=[32]"])
+    assert {cell.model_parameters["widths"] for cell in wider.cells} == {(32,)}
+    assert places(wider, "model", "") == {"widths": "--set model.parameters.widths"}
+    assert not wider.printed  # another network's numbers
+    said = error_of(write(dense), settings=["model.parameters.width=[32]"])
+    assert "model 'mlp', from --set model.parameters.width: unknown parameter 'width'" in said
+    said = error_of(write(dense), settings=['model.parameters.widths="wide"'])
+    assert "widths is from --set model.parameters.widths" in said
+
+
 # ------------------------------------------------------------------------------ short forms
 
 GRID = TINY.replace(
@@ -1366,7 +1382,7 @@ def test_errors_name_the_layer(write: Callable[[str], str], old: str, new: str, 
 def test_errors_name_the_setting(write: Callable[[str], str]) -> None:
     said = error_of(write(TINY), settings=["defenses.dp.parameters.clip=-1.0"])
     assert said.endswith("clip is from --set defenses.dp.parameters.clip")
-    said = error_of(write(TINY), settings=["attack.parameters.bogus=1"], attack="start_image")
+    said = error_of("ladder", settings=["attack.parameters.bogus=1"], attack="gradinv")
     assert "from --set attack.parameters.bogus: unknown parameter 'bogus'" in said
 
 

@@ -26,8 +26,8 @@ from leakbench.suite.rows import (
     Row,
     Variant,
     attack_name,
-    check_model,
     check_training,
+    model_of,
     rows_of,
     sources_of,
     variants_of,
@@ -115,6 +115,10 @@ def resolve(
                 for knowledge, each in variant.parameters.items()
             ),
             *(
+                Provenance(plugin="model", row=each.id, places=each.model_parameters.places)
+                for each in variants
+            ),
+            *(
                 Provenance(plugin="defense", row=row.id, places=row.parameters.places)
                 for row in rows
             ),
@@ -193,6 +197,7 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             dataset=dataset,
                             own=suite.own_data(dataset),
                             model=variant.model.name,
+                            model_parameters=variant.model_parameters.values,
                             weights=variant.model.weights,
                             pretraining=(
                                 variant.model.pretraining.model_dump()
@@ -258,7 +263,9 @@ def _utility(asked: Request, rows: Sequence[Row]) -> tuple[UtilityCell, ...]:
     if table.datasets is not None:
         datasets = [name for name in datasets if name in table.datasets]
     check_training(where, training)
-    check_model(where, model, training, sources_of(suite, datasets))
+    place = "utility.model" if table.model else "model"
+    sources = sources_of(suite, datasets)
+    parameters = model_of(asked, where, place, model, training, sources).values
     points = {round(training.iterations * i / table.evaluations) for i in range(table.evaluations)}
     cells = []
     for dataset in datasets:
@@ -271,6 +278,7 @@ def _utility(asked: Request, rows: Sequence[Row]) -> tuple[UtilityCell, ...]:
                 UtilityCell(
                     dataset=dataset,
                     model=model.name,
+                    model_parameters=parameters,
                     weights=model.weights,
                     pretraining=model.pretraining.model_dump() if model.pretraining else None,
                     own=suite.own_data(dataset),

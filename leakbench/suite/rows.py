@@ -51,6 +51,7 @@ class Variant:
     label: str
     datasets: Sequence[str]
     model: ModelTable
+    model_parameters: Merged
     training: TrainingTable
     leak: LeakTable
     attack: AttackTable
@@ -150,7 +151,10 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
     leak, chosen = table.leak or suite.leak, table.attack or suite.attack
     if chosen is None:
         raise LeakbenchError(f"{where}, key attack: missing")
-    _check_variant(where, model, training, leak, sources_of(suite, table.datasets))
+    _check_variant(where, training, leak)
+    place = f"variants.{table.id}.model" if table.model else "model"
+    sources = sources_of(suite, table.datasets)
+    model_parameters = model_of(asked, where, place, model, training, sources)
     name = replaced or chosen.name
     if replaced is None:
         registry.find("attacks", name, f"{where}, key attack.name")
@@ -176,6 +180,7 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
         label=table.label,
         datasets=table.datasets or suite.datasets,
         model=model,
+        model_parameters=model_parameters,
         training=training,
         leak=leak,
         attack=chosen.model_copy(update={"name": name}),
@@ -211,10 +216,7 @@ def _attack_layers(
 
 
 def _with_command_line(asked: Request, layers: Sequence[Layer]) -> list[Layer]:
-    """Layers of the file and then what `--set` put into them, in its order.
-
-    What is set for an attack by name is not shared, in whatever way its table is.
-    """
+    """Layers of the file and then what `--set` put into them, in its order."""
     own, given = [], []
     for layer in layers:
         named = {k for setting in asked.settings for k in setting.parameters(layer.place)}
@@ -222,19 +224,12 @@ def _with_command_line(asked: Request, layers: Sequence[Layer]) -> list[Layer]:
         own.append(Layer(layer.place, rest, layer.shared))
     for setting in asked.settings:
         for layer in layers:
-            shared = layer.shared and layer.place != "attack.parameters"
             for name, value in setting.parameters(layer.place).items():
-                given.append(Layer(f"--set {layer.place}.{name}", {name: value}, shared))
+                given.append(Layer(f"--set {layer.place}.{name}", {name: value}, layer.shared))
     return [*own, *given]
 
 
-def _check_variant(
-    where: str,
-    model: ModelTable,
-    training: TrainingTable,
-    leak: LeakTable,
-    sources: Sequence[Source],
-) -> None:
+def _check_variant(where: str, training: TrainingTable, leak: LeakTable) -> None:
     """What the tables of a variant demand of each other."""
     check_training(where, training)
     if training.mode == "central" and leak.type != 2:
@@ -247,13 +242,20 @@ def _check_variant(
     if (last := leak.rounds(training.iterations)[-1]) >= training.iterations:
         text = f"a look in round {last}, rounds are 0 to {training.iterations - 1}"
         raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
-    check_model(where, model, training, sources)
 
 
-def check_model(
-    where: str, model: ModelTable, training: TrainingTable, sources: Sequence[Source]
-) -> None:
-    """A known network that takes the data, and a batch size for each data set."""
+def model_of(
+    asked: Request,
+    where: str,
+    place: str,
+    model: ModelTable,
+    training: TrainingTable,
+    sources: Sequence[Source],
+) -> Merged:
+    """Parameters of a known network that takes the data, for each of which there is a batch size.
+
+    place: key of the table in the file.
+    """
     from leakbench.architectures import require_taken  # brings torch, as plugins do
 
     registry.find("models", model.name, f"{where}, key model.name")
@@ -263,6 +265,8 @@ def check_model(
         require_taken(kind, shape, f"{where}, key model.name, '{name}'")
         if not {name, ANY_DATA_SET} & training.batch_size.keys():
             raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
+    layers = _with_command_line(asked, [Layer(f"{place}.parameters", model.parameters)])
+    return merge(kind, layers, f"{where}, model '{model.name}'")
 
 
 def sources_of(suite: Suite, datasets: Sequence[str] | None) -> list[Source]:

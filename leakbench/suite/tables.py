@@ -55,6 +55,7 @@ class ModelTable(Table):
     """[model] network, how its weights are drawn, and whether it is trained before the attack."""
 
     name: str
+    parameters: dict[str, Scalar | list[Scalar]] = {}
     weights: Literal["uniform", "default"] = "uniform"
     pretraining: PretrainingTable | None = None
 
