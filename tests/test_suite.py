@@ -1437,3 +1437,16 @@ def test_a_distribution_without_suites_is_listed_with_the_reason(distribution: P
     assert error_of("theirs") == "suite 'theirs' (theirs 1.2): no .toml file in 'their_suites'"
     (distribution / "__init__.py").unlink()
     assert error_of("theirs") == "suite 'theirs' (theirs 1.2): no package named 'their_suites'"
+
+
+def test_the_documented_suites_are_suites(write: Callable[[str], str]) -> None:
+    text = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")
+    whole, grid, printed, _ = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert {cell.row for cell in resolve(write(whole)).cells} == {"none", "dp"}
+    at = TINY.index("[[defenses]]\nid = "), TINY.index("[[rules]]")
+    rows = [cell.row for cell in resolve(write(TINY[: at[0]] + grid + TINY[at[1] :]
+        .replace('defense = "none"', 'defense = "c4_s6"'))).cells]  # fmt: skip
+    assert rows == re.findall("# (.*)", grid)[0].split(", ")
+    long = TINY[: TINY.index("[[printed]]")].replace('id = "dp"', 'id = "dp_baseline"')
+    found = resolve(write(f"{long}{printed}[profiles.quick]\nnetworks = 1\nvictims = 2\n")).printed
+    assert {row: p.asr for (_, row), p in found.items()} == {"none": "1", "dp_baseline": "0.23"}
