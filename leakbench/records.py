@@ -4,7 +4,7 @@ A run folder holds::
 
     records.jsonl             one line a trial; a later line of a trial replaces an earlier one
     manifests/HASH.json       what was asked, of which code, on which machine
-    reconstructions/*.npz     raw reconstructions, snapshots, loss traces
+    reconstructions/*.npz     raw reconstructions, originals, snapshots, loss traces
     .lock                     held by the one writer
 
 A batch of lines is appended by a single write and synced to disk, so a kill leaves at most one

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from scipy.stats import norm
 
-from leakbench import manifest
+from leakbench import manifest, spec
 from leakbench.data import load
 from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
@@ -396,6 +396,23 @@ def test_images_of_one_batch_count_as_one_trial(plan: Plan) -> None:
     word = rate_verdict(0.23, rate_interval(outcomes, level=0.90, groups=groups))
     assert verdict(cell).asr["paper_norm_raw"] == word == "inconclusive"
     assert rate_verdict(0.23, rate_interval(outcomes, level=0.90)) == "not reproduced"
+
+
+def test_a_rule_added_to_a_finished_run_is_judged_from_its_records(plan: Plan) -> None:
+    """As is another name of one: records hold the numbers, the plan says what they mean."""
+    near = spec.Rule(name="near", kind="mse", label="nearer than .25", threshold=0.25, paper=True)
+    strict = dataclasses.replace(plan.rules[-1], label="exactly")
+    more = dataclasses.replace(plan, rules=(*plan.rules[:-1], strict, near))
+    planned = plan_cell(plan, defense="dp_baseline")
+    records = fill(planned, lambda n, v: NOISE | {"mse_clamped": 0.03 * (v % 16)})
+    before, after = only(plan, planned, records), only(more, planned, records)
+    # 0, 0.03, ... 0.24 of the errors below 0.25; those of a network are its 8 victims.
+    outcomes = [[0.03 * v < 0.25 for v in victims] for victims in planned.victims]
+    assert after.asr["near"] == rate_interval(outcomes)
+    assert {name: after.asr[name] for name in before.asr} == before.asr
+    assert verdict(after).asr["near"] == rate_verdict(0.23, rate_interval(outcomes, level=0.9))
+    text = renderings.to_markdown(build(more, (planned, records)))
+    assert "nearer than .25" in text and "exactly" in text
 
 
 # ------------------------------------------------------------------------------ variants
