@@ -21,7 +21,8 @@ class PlannedCell:
     victims: candidates to reconstruct, in whole batches where a gradient is made of several.
     ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
     data: checksum of the data set, "" where it is not on the machine. title: the data set's.
-    budget: gradient evaluations that the attack may spend on an image and look.
+    budget: gradient evaluations that the attack may spend on an image and look. gradient_bytes: of
+    one gradient, which bound how many are attacked together.
     priors: chance to name each of the `victims` without a look, see `priors_of`.
     """
 
@@ -34,6 +35,7 @@ class PlannedCell:
     data: str = ""
     title: str = ""
     budget: int = 0
+    gradient_bytes: int = 0
     priors: tuple[tuple[float, ...], ...] = ()
 
     @property

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from leakbench.contracts import Weights
+from leakbench.contracts import Model, Weights
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.losses import Loss
 from leakbench.weights import Scheme, draw
@@ -111,6 +111,11 @@ class ModuleModel:
             given[name] = value.to(device=inputs.device, dtype=kind)
         found: Tensor = torch.func.functional_call(self.module, given, (inputs,))
         return found
+
+
+def fixed_of(model: Model) -> dict[str, Tensor]:
+    """What decides a model's gradients beside its weights: `ModuleModel.fixed`, else nothing."""
+    return model.fixed if isinstance(model, ModuleModel) else {}
 
 
 def _free(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -21,10 +21,11 @@ from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.identity import TRAININGS, source_digest
+from leakbench.modules import fixed_of
 from leakbench.plugin_files import one_line
 from leakbench.spec import Cell, Plan, UtilityCell, canonical, observer_of
 from leakbench.trials import build_attack, build_defense, check_cell, facts_of, network
-from leakbench.utility import check_training, first_weights
+from leakbench.utility import check_training, first_network
 from leakbench.weights import digest
 
 
@@ -136,8 +137,9 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         spec["victims"] = plan.victims
     identities = []
     for number in range(plan.networks):
-        _, weights = network(cell, dataset, number)
-        whole = spec | {"network": number, "weights_digest": digest(weights)}
+        model, weights = network(cell, dataset, number)
+        of_weights = digest({**weights, **fixed_of(model)})
+        whole = spec | {"network": number, "weights_digest": of_weights}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     # Promises depend on shapes only: they are the same for every network.
     guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
@@ -154,6 +156,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         data=dataset.checksum,
         title=look_up(cell.source).title,
         budget=budget,
+        gradient_bytes=sum(value.numel() * value.element_size() for value in weights.values()),
         # The victims are among those that later weights were trained on: more than the looks tells.
         ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
@@ -235,7 +238,8 @@ def _planned_training(
     }
     identities = []
     for number in range(plan.utility_networks):
-        of_weights = digest(first_weights(cell, number))
+        model, weights = first_network(cell, number)
+        of_weights = digest({**weights, **fixed_of(model)})
         whole = spec | {"network": number, "weights_digest": of_weights}
         identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
     return PlannedTraining(

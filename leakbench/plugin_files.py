@@ -40,7 +40,7 @@ def scan(module: str, path: Path, origin: str) -> list[Plugin]:
     if not named:
         reason = f'{path.name} has no class with a literal name = "..."'
         return [broken(path.stem, origin, module, reason, path)]
-    if missing := _missing_import(tree):
+    if missing := _missing_import(tree, path):
         return [broken(name, origin, module, missing, path) for name, _ in named]
     return [
         Plugin(
@@ -101,12 +101,14 @@ def _name(node: ast.ClassDef) -> str | None:
     return None
 
 
-def _missing_import(tree: ast.Module) -> str:
+def _missing_import(tree: ast.Module, path: Path) -> str:
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         for top in (name.partition(".")[0] for name in names):
             if top not in sys.modules and importlib.util.find_spec(top) is None:
-                return f"line {node.lineno}: no module named '{top}'"
+                beside = path.with_name(f"{top}.py").is_file() or path.with_name(top).is_dir()
+                hint = f"; for the one beside it write 'from . import {top}'" if beside else ""
+                return f"line {node.lineno}: no module named '{top}'{hint}"
     return ""

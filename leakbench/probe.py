@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from leakbench.contracts import (
     Leak,
     LeakFacts,
     LeakPoint,
+    Model,
     Observation,
     Replay,
     Streams,
@@ -35,10 +37,12 @@ from leakbench.contracts import (
 from leakbench.errors import unknown_name
 from leakbench.identity import source_digest
 from leakbench.inversion import MatchingAttack
+from leakbench.modules import ModuleModel
 from leakbench.optim import LBFGS, with_copies
 from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
 from leakbench.training import Batch, capture
+from leakbench.weights import computed_alone
 
 FORCED = "LEAKBENCH_ROWS"
 """Environment variable that may say "dependent": believe no probe, take chunks as units."""
@@ -193,9 +197,7 @@ def attacked(shape: Shape, victims: Sequence[int]) -> Tensor:
 def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     """What leaks of random inputs, the same for a victim whoever is with it, and their streams."""
     device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
-    model = architectures.build(
-        shape.model, shape.input_shape, shape.classes, parameters=json.loads(shape.parameters)
-    )
+    model = _network(shape)
     drawn = model.init(generator(0, "probe"), dtype)
     weights = {name: value.to(device) for name, value in drawn.items()}
     streams = VictimStreams(0, tuple(("probe", victim) for victim in victims))
@@ -228,6 +230,20 @@ def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
         labels=labels,
     )
     return leak, streams
+
+
+def _network(shape: Shape) -> Model:
+    """The network, or one dense layer in place of a large one: gradients of that are computed one
+    after another, so that only the optimiser could round a row by its neighbours."""
+    parameters = json.loads(shape.parameters)
+    model = architectures.build(
+        shape.model, shape.input_shape, shape.classes, parameters=parameters
+    )
+    if not computed_alone(model.init(generator(0, "probe"), torch.float32)):
+        return model
+    dense = torch.nn.Linear(math.prod(shape.input_shape), shape.classes)
+    stand_in = torch.nn.Sequential(torch.nn.Flatten(), dense)
+    return ModuleModel(module=stand_in, head="1.weight", scheme="uniform")
 
 
 def _unwatched(

@@ -2,17 +2,22 @@
 
 Built-in folders are `leakbench.attacks`, `leakbench.defenses` and `leakbench.models`; other
 distributions bring theirs by an entry point of the same group that points at such a module. Listing
-reads files and imports none of them; `load` imports the one plugin asked for.
+reads files and imports none of them; `load` imports the one plugin asked for. A user's own folder,
+named by `--plugins` or `LEAKBENCH_PLUGINS`, has such folders below it: DIR/models/mine.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal, cast
@@ -21,6 +26,10 @@ from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.plugin_files import Plugin, broken, locate, one_line, scan
 
 Kind = Literal["attacks", "defenses", "models"]
+KINDS: tuple[Kind, ...] = ("attacks", "defenses", "models")
+
+FOLDERS = "LEAKBENCH_PLUGINS"
+"""Environment variable with a user's folders, as PATH names them: worker processes inherit it."""
 
 
 def discover(kind: Kind) -> list[Plugin]:
@@ -29,7 +38,7 @@ def discover(kind: Kind) -> list[Plugin]:
     listed: list[Plugin] = []
     # Of two files of a folder the one named after the plugin owns the name.
     built_in = sorted(_built_in(kind), key=lambda p: p.path is None or p.path.stem != p.name)
-    for plugin in [*built_in, *_installed(kind)]:
+    for plugin in [*built_in, *_installed(kind), *_own(kind)]:
         owner = first.setdefault(plugin.name, plugin)
         if owner is not plugin and plugin.status == "ok":
             reason = f"the name '{plugin.name}' is taken by {owner.origin}"
@@ -53,11 +62,51 @@ def find(kind: Kind, name: str, where: str = "") -> Plugin:
 def load(kind: Kind, name: str) -> type:
     """Import the class of plugin `name`; LeakbenchError if there is none or its import fails."""
     plugin = find(kind, name)
+    importlib.invalidate_caches()  # a file may have been written since
     try:
         return cast(type, getattr(importlib.import_module(plugin.module), plugin.attribute))
     except (Exception, SystemExit) as error:  # foreign code may fail in any way; the text names it
         text = f"{kind[:-1]} '{name}' ({plugin.origin}): import failed: {one_line(error)}"
         raise LeakbenchError(text) from error
+
+
+def add_folders(folders: Iterable[Path]) -> None:
+    """Look for plugins in these folders too, in this process and those it starts.
+
+    Raises:
+        LeakbenchError: a folder that is not there, or has no folder of plugins.
+    """
+    known = os.environ.get(FOLDERS, "").split(os.pathsep)
+    added = [str(_checked(folder, "--plugins")) for folder in folders]
+    os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys(name for name in [*added, *known] if name))
+
+
+def _checked(folder: Path, where: str) -> Path:
+    if not folder.is_dir():
+        raise LeakbenchError(f"{where}: no folder '{folder}'")
+    if not any((folder / kind).is_dir() for kind in KINDS):
+        raise LeakbenchError(f"{where}: folder '{folder}' has none of {', '.join(KINDS)} in it")
+    return folder.resolve()
+
+
+def _own(kind: Kind) -> Iterator[Plugin]:
+    for name in os.environ.get(FOLDERS, "").split(os.pathsep):
+        if name:
+            folder = _checked(Path(name), FOLDERS)
+            for path in sorted((folder / kind).glob("[!_]*.py")):
+                module = f"{_package(folder)}.{kind}.{path.stem}"
+                yield from scan(module, path, f"{folder.name}/{kind}/{path.name}")
+
+
+def _package(folder: Path) -> str:
+    """A package of its own for a user's folder: files of two folders may have the same names, and
+    import those beside them relatively."""
+    name = f"leakbench_plugins_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    return name
 
 
 def _built_in(kind: Kind) -> Iterator[Plugin]:

@@ -40,6 +40,9 @@ CHUNK = 128
 """Images solved together; bounds memory (L-BFGS history). It changes no result where a victim's
 bits do not depend on its neighbours (`leakbench.probe`)."""
 
+GRADIENTS = 2**29
+"""Bytes of the gradients that are attacked together; a chunk holds a few copies of them."""
+
 OnProgress = Callable[["Progress"], None]
 Item = TypeVar("Item")
 
@@ -105,7 +108,8 @@ def chunks(
 ) -> list[Chunk]:
     """Trials left, grouped so that cells that share data, weights and attack share chunks.
 
-    most: images in a chunk, but for a larger batch. whole: chunks are cut from all planned trials
+    most: images in a chunk, but for a larger batch, and for gradients of more than `GRADIENTS` in
+    all. whole: chunks are cut from all planned trials
     of one cell, whatever is left of them, and done again as a whole; a row that fails, or is not
     asked for, then changes no other. Costly chunks come first, so that workers end together.
     """
@@ -118,7 +122,8 @@ def chunks(
     made = []
     for cells in groups.values():
         each = cells[0].cell.images_a_gradient
-        size = max(most // each, 1)
+        bytes_each = max(max(cell.gradient_bytes for cell in cells), 1)
+        size = max(min(most // each, GRADIENTS // bytes_each), 1)
         for number in range(len(cells[0].identities)):
             # Victims in the order of the plan: (number of the cell, first image, is it left).
             trials = [

@@ -155,18 +155,27 @@ def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
     """What must hold before any trial of a cell starts, for each of its networks.
 
     Raises:
-        LeakbenchError: a training before the leak that cannot start (see `federated.check`), or
-            subsets that do not divide the batch.
+        LeakbenchError: a network that cannot be built, or mixes the examples that a leak or a
+            defense takes apart; a training before the leak that cannot start (see
+            `federated.check`); subsets that do not divide the batch.
     """
+    model = _model(cell, dataset)
+    if model.mixes_examples and cell.example_view:
+        raise LeakbenchError(
+            f"model '{cell.model}': mixes the examples of a batch, so none has a gradient of its "
+            'own; allowed for leak.view: "batch"'
+        )
     try:
         defense = build_defense(cell)
     except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
         return
-    if not cell.example_view:
-        defense.row_size(cell.batch_size)
+    if not cell.example_view and defense.row_size(cell.batch_size) == 1 and model.mixes_examples:
+        raise LeakbenchError(
+            f"defense '{cell.defense}': works on single examples, which model '{cell.model}' "
+            "mixes; use GroupNorm, or a defense of whole batches"
+        )
     if cell.federation:
         schedule = Schedule(**cell.federation)
-        model = _model(cell, dataset)
         for number in range(networks):
             axes = (cell.dataset, number)
             shares = partition(dataset.train_labels, schedule, cell.seed, axes)

@@ -164,10 +164,11 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
     return data
 
 
-def first_weights(cell: UtilityCell, number: int) -> dict[str, Tensor]:
-    """Weights of network `number` as they are drawn."""
+def first_network(cell: UtilityCell, number: int) -> tuple[Model, dict[str, Tensor]]:
+    """Network `number` and its weights as they are drawn."""
     stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
-    return _model(cell).init(stream, getattr(torch, cell.dtype))
+    model = _model(cell)
+    return model, model.init(stream, getattr(torch, cell.dtype))
 
 
 def build_defense(cell: UtilityCell) -> Defense:
@@ -186,7 +187,7 @@ def _model(cell: UtilityCell) -> Model:
 def _network(
     cell: UtilityCell, data: Material, number: int, device: torch.device
 ) -> tuple[Model, Weights]:
-    model, weights = _model(cell), first_weights(cell, number)
+    model, weights = first_network(cell, number)
     if cell.pretraining is not None:  # on what is public: it must cost no privacy
         weights = pretrain(
             model, weights, data.public.to(getattr(torch, cell.dtype)), data.public_labels,

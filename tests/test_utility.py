@@ -146,7 +146,7 @@ def test_a_record_says_what_the_training_did(done: tuple[Plan, Path]) -> None:
     data = load("mnist")
     for (row, network), record in trained(folder).items():
         (cell,) = (each for each in plan.utility if each.row == row)
-        weights = utility.first_weights(cell, network)
+        _, weights = utility.first_network(cell, network)
         model = trials.network(plan.cells[0], data, network)[0]
         again = train(
             model, weights, data.train, data.train_labels, utility.build_defense(cell),
@@ -321,7 +321,7 @@ def test_epsilon_is_that_of_the_releases(done: tuple[Plan, Path]) -> None:
     setting = Setting(
         batch_size=4, local_steps=2, clients=3, all_clients=20, examples=200, rounds=4
     )
-    weights = utility.first_weights(done[0].utility[0], 0)
+    _, weights = utility.first_network(done[0].utility[0], 0)
     for row, defense in (
         ("cdp", FedCDP(clip=1.0, noise_multiplier=0.5, convention="sum")),
         ("sdp", FedSDPClient(clip=0.5, noise_multiplier=0.01)),

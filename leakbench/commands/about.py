@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakbench import arithmetic
+from leakbench.commands.options import PluginsOption
 from leakbench.commands.output import print_json
 from leakbench.errors import LeakbenchError
+from leakbench.registry import add_folders
 
 if TYPE_CHECKING:
     from leakbench import probe
@@ -34,8 +36,10 @@ def list_command(
     check: Annotated[
         bool, typer.Option("--check", help="Import the plugins and run their contract tests.")
     ] = False,
+    plugins: PluginsOption = None,
 ) -> None:
     """List attacks, defenses, data sets, models, suites, accountants; what is broken, and why."""
+    add_folders(plugins or ())
     listed = {k.value: _listing(k, check) for k in ([kind] if kind else Listed)}
     if as_json:
         print_json(listed)

@@ -32,6 +32,14 @@ DefenseOption = Annotated[
         "--defense", help="Run only the row of this id, else this plugin with its defaults."
     ),
 ]
+PluginsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugins",
+        metavar="DIR",
+        help="Folder with attacks/, defenses/ or models/ of your own; also LEAKBENCH_PLUGINS.",
+    ),
+]
 FastOption = Annotated[
     bool,
     typer.Option(

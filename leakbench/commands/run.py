@@ -22,6 +22,7 @@ from leakbench.commands.options import (
     Device,
     DeviceOption,
     FastOption,
+    PluginsOption,
     ProfileOption,
     SetOption,
     SuiteArgument,
@@ -29,6 +30,7 @@ from leakbench.commands.options import (
 from leakbench.commands.output import say, write
 from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
+from leakbench.registry import add_folders
 
 if TYPE_CHECKING:
     from leakbench.described import PlannedCell, PlannedTraining
@@ -64,10 +66,12 @@ def run(
     attack: AttackOption = None,
     defense: DefenseOption = None,
     settings: SetOption = None,
+    plugins: PluginsOption = None,
     fast: FastOption = False,
 ) -> None:
     """Run a suite, or what is left of it, and print its table."""
     _arithmetic(fast)
+    add_folders(plugins or ())
     plan = _plan(suite, profile, attack, defense, settings)  # first: torch takes its time to load
     from leakbench import runner
     from leakbench.data.catalog import data_root
@@ -104,10 +108,12 @@ def cloak(
     ] = None,
     format: Annotated[ChoiceFormat, typer.Option(help="md or json.")] = ChoiceFormat.md,
     settings: SetOption = None,
+    plugins: PluginsOption = None,
     fast: FastOption = False,
 ) -> None:
     """Run a suite and choose, of its defenses that leak nothing, the most accurate one."""
     _arithmetic(fast)
+    add_folders(plugins or ())
     plan = _plan(suite, profile, None, None, settings)  # first: torch takes its time to load
     from leakbench import selection
     from leakbench.data.catalog import data_root
@@ -173,8 +179,10 @@ def validate(
     attack: AttackOption = None,
     defense: DefenseOption = None,
     settings: SetOption = None,
+    plugins: PluginsOption = None,
 ) -> None:
     """Say what would run, what is missing and roughly how long it takes; run nothing."""
+    add_folders(plugins or ())
     plan = _plan(suite, profile, attack, defense, settings)
     for other in plan.profiles:
         _plan(suite, other, attack, defense, settings)  # its mistakes show before it is run

@@ -52,7 +52,10 @@ class PretrainingTable(Table):
 
 
 class ModelTable(Table):
-    """[model] network, how its weights are drawn, and whether it is trained before the attack."""
+    """[model] network, how its weights are drawn, and whether it is trained before the attack.
+
+    parameters: of the plugin, e.g. { widths = [64, 32] }; those not named keep its defaults.
+    """
 
     name: str
     parameters: dict[str, Scalar | list[Scalar]] = {}
