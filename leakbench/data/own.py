@@ -59,7 +59,7 @@ class _Found:
     class_names: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def entry(source: OwnData) -> Entry:
     """The entry of a user's own data, all of which is read and checked. Kept for the process.
 
