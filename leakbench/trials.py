@@ -126,14 +126,15 @@ class Look:
 
 
 _ATTACKED: dict[tuple[str, str], Attacked] = {}
-"""Networks of this process by data set and recipe: pretraining takes seconds to minutes."""
+"""Networks of this process by checksum of the data and recipe, in which the name of the data set
+counts too, as it names the streams: pretraining takes seconds to minutes."""
 
 
 def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     """Network `number` of a cell, pretrained where the cell says so."""
     recipe = (
-        cell.model, cell.model_parameters, cell.weights, cell.pretraining, cell.seed, cell.dtype,
-        number,
+        cell.dataset, cell.model, cell.model_parameters, cell.weights, cell.pretraining, cell.seed,
+        cell.dtype, number,
     )  # fmt: skip
     key = (dataset.checksum, canonical(recipe))
     if key not in _ATTACKED:
@@ -200,9 +201,10 @@ def looks(
     points = {0: Point(rounds=0, weights=weights, state=defense.init(_copies(weights)))}
     if any(cell.rounds):
         recipe = (
-            cell.model, cell.model_parameters, cell.weights, cell.pretraining, cell.federation,
-            cell.iterations, cell.rounds, cell.defense, dict(cell.defense_parameters), cell.seed,
-            cell.dtype, number, str(next(iter(weights.values())).device),
+            cell.dataset, cell.model, cell.model_parameters, cell.weights, cell.pretraining,
+            cell.federation, cell.iterations, cell.rounds, cell.defense,
+            dict(cell.defense_parameters), cell.seed, cell.dtype, number,
+            str(next(iter(weights.values())).device),
         )  # fmt: skip
         key = (dataset.checksum, canonical(recipe))
         if key not in _POINTS:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from leakbench import data, runner
+from leakbench import data, runner, trials
 from leakbench.data import catalog, datasets, own
 from leakbench.data.entries import OwnData
 from leakbench.errors import DataMissing, LeakbenchError
@@ -575,3 +575,23 @@ def test_moving_data_and_suite_attacks_nothing_again(
     forget()
     changed = runner.run(resolve(str(moved)), tmp_path / "run", root=None)
     assert changed.ran == 2
+
+
+def test_equal_data_of_two_names_and_other_data_of_one_name_are_other_networks(
+    write: Write, forty: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(forty, tmp_path / "copy")
+    path = write('["./forty", "mnist"]', '["./forty", "./copy"]')
+    first, second = resolve(str(path)).cells
+    forty_data, copy = data.load(first.source), data.load(second.source)
+    assert forty_data.checksum == copy.checksum
+    one = trials.attacked_network(first, forty_data, 0)
+    assert trials.attacked_network(first, forty_data, 0) is one
+    two = trials.attacked_network(second, copy, 0)
+    assert not torch.equal(one.weights["dense.weight"], two.weights["dense.weight"])
+    _, drawn = trials.network(second, copy, 0)
+    assert torch.equal(two.weights["dense.weight"], drawn["dense.weight"])
+    shutil.rmtree(forty / "c9")
+    forget()
+    fewer = trials.attacked_network(first, data.load(first.source), 0)
+    assert len(fewer.weights["dense.bias"]) == 9
