@@ -14,40 +14,7 @@ from typing import Any
 
 import pytest
 
-TINY = """
-schema = 1
-name = "tiny"
-title = "A tiny suite"
-paper = "none"
-source = "written for a test"
-version = 1
-seed = 7
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 4 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 1 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "dp"
-name = "dp_baseline"
-label = "DP"
-parameters = { clip = 4.0, convention = "mean" }
-
-[[rules]]
+READING = """[[rules]]
 name = "reading"
 label = "mean, raw"
 kind = "mse"
@@ -55,23 +22,9 @@ threshold = 0.7
 clamp = false
 paper = true
 
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[[printed]]
-dataset = "mnist"
-defense = "none"
-asr = "1"
-mse = "1.5e-05"
-attack_iterations = "11.5"
-
-[profiles.quick]
-networks = 1
-victims = 2
 """
+TINY = Path(__file__).with_name("tiny.toml").read_text(encoding="utf-8")
+TINY = TINY.replace("[[rules]]", READING + "[[rules]]")
 
 
 Command = Callable[..., Any]
@@ -214,7 +167,7 @@ BAD: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
     "float for an int": (lambda t: t.replace("= 2\n", "= 2.0\n"), ("victims", "integer")),
     "bool for an int": (lambda t: t.replace("= 2\n", "= true\n"), ("victims", "integer")),
     "no victims": (lambda t: t.replace("= 2\n", "= 0\n"), ("victims", "greater than 0")),
-    "negative steps": (lambda t: t.replace("steps = 1", "steps = -1"), ("steps", "at least 1")),
+    "negative steps": (lambda t: t.replace("steps = 2", "steps = -1"), ("steps", "at least 1")),
     "no data sets": (lambda t: t.replace('["mnist"]', "[]"), ("datasets", "at least 1")),
     "no profiles": (lambda t: t[: t.index("[profiles")], ("profiles", "missing")),
     "twice one id": (lambda t: t.replace('id = "dp"', 'id = "none"'), ("defenses.id", "twice")),

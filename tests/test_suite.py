@@ -82,56 +82,7 @@ CPL_DEFAULTS = {
     "restarts": 1, "total_variation": 0.0, "local_steps": "unroll",
 }  # fmt: skip
 
-TINY = """
-schema = 1
-name = "tiny"
-title = "A tiny suite"
-paper = "none"
-source = "written for a test"
-version = 1
-seed = 7
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 8 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 2 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "dp"
-name = "dp_baseline"
-label = "DP"
-parameters = { clip = 4.0, convention = "mean" }
-
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[[printed]]
-dataset = "mnist"
-defense = "none"
-asr = "1"
-mse = "1.5e-05"
-attack_iterations = "11.5"
-
-[profiles.quick]
-networks = 1
-victims = 2
-"""
+TINY = Path(__file__).with_name("tiny.toml").read_text(encoding="utf-8")
 
 
 # Three variants: all tables of the suite, all tables of its own, an attack that needs a grant.
