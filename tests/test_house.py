@@ -21,6 +21,7 @@ LONGEST = 600  # lines of a file that is read in one sitting
 TOO_LONG = {
     "leakbench.contracts",
     "leakbench.optim",
+    "leakbench.testing",
     "leakbench.trials",
 }
 IN_A_CYCLE: set[frozenset[str]] = set()
