@@ -2,6 +2,6 @@
 
 `content` names every field of a report; `measured`, `ceilings`, `verdicts`, `costs` and `notes`
 fill them in, and `cells` puts them together. `words`, `tables` and `renderings` arrange it;
-`gallery` chooses pictures and `drawing` draws them. Nothing here loads torch, but a gallery of a
-run that kept no originals.
+`gallery` chooses pictures and `drawing` draws them; `choices` shows what `selection` chose. A
+report or gallery of a run loads no torch, unless an older leakbench made it.
 """
