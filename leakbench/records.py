@@ -33,13 +33,10 @@ from filelock import FileLock, Timeout
 
 from leakbench import frames
 from leakbench.errors import LeakbenchError
+from leakbench.record_types import SCHEMA, from_schema_1, wrong
 
 if TYPE_CHECKING:
     import pandas
-
-SCHEMA = 2
-"""Of a record. Before 2 it did not say who judged it."""
-
 
 # What zipfile, its decompressors and numpy's header parser raise on damaged bytes.
 _DAMAGE = (
@@ -84,17 +81,19 @@ class Run:
         # What follows the last newline is empty, or a torn line.
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                record = json.loads(line, parse_constant=_no_constant)
-                found[key(record)] = record
-                record["schema"], record["status"]
+                record = dict(json.loads(line, parse_constant=_no_constant))
+                schema = record["schema"]
             except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
                 text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
                 raise LeakbenchError(text) from None
-            if record["schema"] == 1:
-                record |= {"schema": SCHEMA, "judge": "", "blame": "", "unmeasured": {}}
-            if record["schema"] != SCHEMA:
-                text = f"schema {record['schema']!r}, this leakbench reads 1 and {SCHEMA}"
+            if schema == 1:
+                record = from_schema_1(record)
+            elif schema != SCHEMA:
+                text = f"schema {schema!r}, this leakbench reads 1 and {SCHEMA}"
                 raise LeakbenchError(f"{self.path}, line {number}: {text}")
+            if problem := wrong(record):
+                raise LeakbenchError(f"{self.path}, line {number}: {problem}; remove the line")
+            found[key(record)] = record
         return found
 
     def frame(self) -> pandas.DataFrame:

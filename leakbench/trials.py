@@ -46,7 +46,8 @@ from leakbench.metrics.registry import all_metrics
 from leakbench.metrics.rules import make_rule
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
-from leakbench.records import SCHEMA, Record
+from leakbench.record_types import SCHEMA
+from leakbench.records import Record
 from leakbench.simulation import simulator
 from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque

@@ -24,7 +24,8 @@ from leakbench.federated import Trained, check, partition, train
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
-from leakbench.records import SCHEMA, Record
+from leakbench.record_types import SCHEMA
+from leakbench.records import Record
 from leakbench.spec import Schedule, UtilityCell
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import public_gradients

@@ -19,20 +19,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbench.errors import LeakbenchError
-from leakbench.records import SCHEMA, Record, Run, encode, key
+from leakbench.record_types import SCHEMA
+from leakbench.records import Record, Run, encode, key
 
 KILLS = 12
 
 
 def record(victim: int, **more: Any) -> Record:
-    """A small record."""
-    return {"schema": SCHEMA, "identity": "cell", "victim": victim, "status": "ok", **more}
+    """A training's record, which is small."""
+    return {
+        "schema": SCHEMA, "kind": "utility", "identity": "cell", "dataset": "mnist", "row": "none",
+        "network": 0, "status": "ok", "reason": "", "data": None, "examples": None,
+        "rounds": None, "iterations": None, "accuracy": None, "curve": [], "privacy": None,
+        "victim": victim, **more,
+    }  # fmt: skip
 
 
 def child(script: str, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
     """A Python process that runs `script`."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, args)],
+        [sys.executable, "-c", textwrap.dedent(script).replace("__RECORD__", repr(record(0))),
+         *map(str, args)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 
@@ -51,7 +58,7 @@ def run(tmp_path: Path) -> Run:
     run = Run(tmp_path / "run")
     with run.writing() as writer:
         writer.append([record(0), record(1)])
-        writer.append([record(2, note="ä\n\u2028")])
+        writer.append([record(2, reason="ä\n\u2028")])
     return run
 
 
@@ -61,7 +68,7 @@ def run(tmp_path: Path) -> Run:
 def test_what_was_written_is_read(run: Run) -> None:
     found = run.records()
     assert list(found) == [("cell", 0), ("cell", 1), ("cell", 2)]
-    assert found["cell", 2] == record(2, note="ä\n\u2028")
+    assert found["cell", 2] == record(2, reason="ä\n\u2028")
     assert run.path.read_bytes().count(b"\n") == 3
 
 
@@ -132,15 +139,16 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from leakbench.records import SCHEMA, Run
+    from leakbench.records import Run
+
+    RECORD = __RECORD__
 
     begin = int(sys.argv[2])
     with Run(Path(sys.argv[1])).writing() as writer:
         print("torn", writer.torn, flush=True)
         for number in range(begin, begin + 1_000_000, 5):
             writer.append([
-                {"schema": SCHEMA, "identity": "cell", "victim": victim, "status": "ok",
-                 "text": "x" * 20_000}
+                {**RECORD, "victim": victim, "reason": "x" * 20_000}
                 for victim in range(number, number + 5)
             ])
             print(number + 4, flush=True)  # only after append came back
@@ -229,7 +237,7 @@ def test_everything_is_on_the_disk_before_a_call_returns(
     monkeypatch.setattr(os, "fsync", fsync)
     with run.writing() as writer:
         for victim in (7, 8):
-            writer.append([record(victim), record(victim, note="x" * 5000)])
+            writer.append([record(victim), record(victim, reason="x" * 5000)])
             assert synced.pop() == of(run.path)
         digest = writer.manifest({"started": "2026-01-01"})
         assert synced.pop() == of(run.folder / "manifests" / f"{digest}.json")
@@ -250,7 +258,7 @@ def test_everything_is_on_the_disk_before_a_call_returns(
 def test_a_cut_anywhere_costs_at_most_the_torn_line(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    lines = [encode(record(victim, note="ä" * victim)) for victim in range(5)]
+    lines = [encode(record(victim, reason="ä" * victim)) for victim in range(5)]
     whole = b"".join(lines)
     check_cut(
         Run(tmp_path_factory.mktemp("cut")), lines, data.draw(st.integers(0, len(whole)), "at")
@@ -305,7 +313,9 @@ def test_garbage_in_the_middle_names_file_and_line(run: Run, garbage: bytes) -> 
 def test_records_of_another_schema_are_refused(run: Run) -> None:
     with run.path.open("ab") as file:
         file.write(encode(record(9) | {"schema": SCHEMA + 1}))
-    with pytest.raises(LeakbenchError, match=rf"line 4: schema {SCHEMA + 1}.* reads {SCHEMA}"):
+    with pytest.raises(
+        LeakbenchError, match=rf"line 4: schema {SCHEMA + 1}.* reads 1 and {SCHEMA}"
+    ):
         run.records()
 
 
@@ -345,11 +355,13 @@ FULL = """
     from pathlib import Path
     import numpy as np
     from leakbench.errors import LeakbenchError
-    from leakbench.records import SCHEMA, Run
+    from leakbench.records import Run
+
+    RECORD = __RECORD__
 
     run = Run(Path(sys.argv[1]))
     lines = [
-        {"schema": SCHEMA, "identity": "cell", "victim": v, "status": "ok", "text": "x" * 1000}
+        {**RECORD, "victim": v, "reason": "x" * 1000}
         for v in range(3, 103)
     ]
     with run.writing() as writer:

@@ -325,6 +325,25 @@ def test_the_newest_manifest_is_the_last_whatever_the_clock_says(
     assert "A later suite" in command("report", str(finished))[1]
 
 
+@pytest.mark.parametrize("spoil", ["delete", "retype"])
+def test_a_record_without_a_field_or_with_another_type_is_one_sentence(
+    finished: Path, spoil: str
+) -> None:
+    path = finished / "records.jsonl"
+    whole = path.read_bytes().splitlines(keepends=True)
+    record = json.loads(whole[0])
+    for name in record.keys() - {"host", "schema", *registry.all_metrics()}:
+        changed = dict(record)
+        if spoil == "delete":
+            del changed[name]
+        else:
+            changed[name] = [["what", "is", "this"]]
+        path.write_bytes(b"".join([json.dumps(changed).encode() + b"\n", *whole[1:]]))
+        code, text = command("report", str(finished))
+        assert code == 2, name
+        assert f"line 1: field '{name}" in text and "\n" not in text
+
+
 # ------------------------------------------------------------------------------ older runs
 
 OLD = Path(__file__).parent / "old_run"

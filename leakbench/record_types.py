@@ -1,0 +1,141 @@
+"""Every field of a record, said once; records are read against it.
+
+A record is one line of `records.jsonl`, a table of JSON. What is None was not measured: the trial
+came to nothing, or the number is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leakbench.spec import Status
+
+SCHEMA: Literal[2] = 2
+"""Of a record. Before 2 it did not say who judged it."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ArraysPlace(_Table):
+    """Where a trial's images are: the file below `reconstructions/`, and the row in its arrays."""
+
+    file: str
+    row: Count
+
+
+class HostFields(_Table):
+    """What another machine, or another order of work, would fill otherwise.
+
+    manifest: of the run that wrote the record, "" before there was one. seconds: of its share of
+    the chunk. seconds_per_iteration: of a training.
+    """
+
+    manifest: str = ""
+    seconds: float | None = None
+    arrays: ArraysPlace | None = None
+    seconds_per_iteration: float | None = None
+
+
+class TrialRecord(_Table):
+    """A trial: one image, attacked and judged. Beside these fields it has one for each metric.
+
+    What was attacked: `identity` is the resume key of its cell and network, `victim` the number of
+    the candidate, `batch` that of the first image behind the same gradient, `source_index` its
+    place in the data set. How it went: `status` and why (`reason`); how the attack `ended`; effort;
+    the attacker's loss of what he returned, of his start, and of the truth; who is to `blame` where
+    the image was not recovered; the true label, his guess, and the share of the batch's labels that
+    he found; the attacked network's `accuracy`.
+
+    How it is judged: by which `judge`; metrics that were not measured, and why (`unmeasured`);
+    mean squared errors of what needs no gradient (`baselines`); steps and evaluations when an
+    iterate first met each rule; `flags` for a reader to heed.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+
+    schema_version: Annotated[Literal[2], Field(alias="schema")]
+    identity: str
+    dataset: str
+    row: str
+    attack: str
+    knowledge: str
+    network: Count
+    victim: Count
+    batch: Count
+    source_index: Count
+    status: Status
+    reason: str
+    ended: str
+    steps: Count | None
+    evaluations: Count | None
+    loss: float | None
+    loss_start: float | None
+    loss_true: float | None
+    blame: str
+    label: Count
+    label_guess: Count | None
+    labels_found: float | None
+    accuracy: float | None
+    judge: str
+    unmeasured: dict[str, str]
+    baselines: dict[str, float | None]
+    first_step: dict[str, Count | None]
+    first_evaluations: dict[str, Count | None]
+    flags: list[str]
+    host: HostFields = HostFields()
+
+
+class TrainingRecord(_Table):
+    """A training with a defense: one network.
+
+    data: "full" or "sample"; examples: of the training part. iterations: local steps of all
+    rounds. curve: (rounds done, accuracy on the test part). privacy: epsilon for who holds the
+    final model and what it rests on; see `privacy.account.Result`.
+    """
+
+    schema_version: Annotated[Literal[2], Field(alias="schema")]
+    kind: Literal["utility"]
+    identity: str
+    dataset: str
+    row: str
+    network: Count
+    victim: Count
+    status: Status
+    reason: str
+    data: str | None
+    examples: Count | None
+    rounds: Count | None
+    iterations: Count | None
+    accuracy: float | None
+    curve: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+    privacy: dict[str, Any] | None
+    host: HostFields = HostFields()
+
+
+def wrong(record: Mapping[str, Any]) -> str:
+    """What is wrong with a record of this schema, in words for a sentence; "" if nothing is."""
+    kind = TrainingRecord if record.get("kind") == "utility" else TrialRecord
+    try:
+        kind.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        text = first["msg"][0].lower() + first["msg"][1:]
+        return f"field '{place}': {text}"
+    return ""
+
+
+def from_schema_1(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of the schema before, with what it lacks."""
+    found = {**record, "schema": SCHEMA}
+    if record.get("kind") != "utility":
+        found |= {"judge": "", "blame": "", "unmeasured": {}}
+    return found
