@@ -991,6 +991,33 @@ def test_defaults_that_cannot_be_written_down_are_refused() -> None:
 
 # ------------------------------------------------------------------------------ anything at all
 
+# All short forms in one suite.
+SHORT = TINY.replace("clip = 4.0", "clip = [4.0, 0.5]").replace('id = "dp"', 'id = "dp_{clip}"')
+SHORT = (
+    SHORT[: SHORT.index("[[rules]]")]
+    + """
+[[rules]]
+set = "four_readings"
+threshold = 0.7
+
+[[printed]]
+dataset = "mnist"
+columns = ["defense", "asr"]
+rows = [["none", "1"], ["dp_4", "0.5"]]
+
+[profiles.quick]
+networks = 1
+victims = 2
+"""
+)
+
+
+def test_the_short_suite_is_right(write: Callable[[str], str]) -> None:
+    plan = resolve(write(SHORT))
+    assert [cell.row for cell in plan.cells] == ["none", "dp_4", "dp_0_5"]
+    assert (len(plan.rules), len(plan.printed)) == (4, 2)
+
+
 SNIPPETS = st.sampled_from(
     ["[", "]", "{", "}", '"', "'", "=", ".", ",", "\n", "#", "-", "0", "1e9", "nan", "inf", "true",
      "1979-05-27", "[[rules]]\n", "[x]\n", '"mnist"', "[]", "\x00", "é", "\\u0000", "'''"]
@@ -1000,7 +1027,7 @@ SNIPPETS = st.sampled_from(
 @st.composite
 def mutations(draw: st.DrawFn) -> str:
     """A suite after a few cuts, doublings, exchanges and insertions."""
-    text = draw(st.sampled_from([TINY, VARIED]))
+    text = draw(st.sampled_from([TINY, VARIED, SHORT]))
     for _ in range(draw(st.integers(1, 6))):
         begin = draw(st.integers(0, len(text)))
         end = min(len(text), begin + draw(st.integers(0, 30)))
