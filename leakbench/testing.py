@@ -1,10 +1,11 @@
 """Contract tests for plugins: run them on yours, `leakbench list --check` runs them on all.
 
-    from leakbench.testing import check_attack, check_defense
+    from leakbench.testing import check_attack, check_defense, check_model
 
     def test_contract():
         check_attack(MyAttack())
         check_defense(MyDefense())
+        check_model(MyNetwork())
 
 They use real digits and a small network, take seconds on one core, and raise `ContractBreach` with
 one sentence that says which promise of `leakbench.contracts` is broken.
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from leakbench import architectures, probe, registry
-from leakbench.architectures import Architecture, assemble
+from leakbench.breach import ContractBreach, check_class, require
 from leakbench.contracts import (
     Attack,
     Context,
@@ -43,24 +44,20 @@ from leakbench.contracts import (
 )
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
-from leakbench.gradients import of_batch, of_subsets
-from leakbench.losses import mean_loss, require_classes
-from leakbench.modules import fixed_of
+from leakbench.gradients import of_subsets
+from leakbench.model_checks import check_model
 from leakbench.plugin_files import one_line
 from leakbench.privacy.events import PrivacyEvent
 from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round
-from leakbench.weights import digest
+
+__all__ = ["ContractBreach", "check_attack", "check_defense", "check_model", "check_plugin"]
 
 SEED = 7
 BATCH = 8
 """Examples of a local step."""
 POINT = LeakPoint()
-
-
-class ContractBreach(AssertionError):
-    """A plugin breaks a promise of `leakbench.contracts`."""
 
 
 def check_plugin(kind: registry.Kind, name: str) -> str:
@@ -120,7 +117,7 @@ def check_attack(attack: Attack) -> None:
     Raises:
         ContractBreach: a promise is broken.
     """
-    _check_class(attack, Attack)
+    check_class(attack, Attack)
     if "steps" in {item.name for item in dataclasses.fields(cast(Any, attack))}:
         attack = cast(Attack, dataclasses.replace(cast(Any, attack), steps=2))
     offer, alone = _accepted(attack)
@@ -129,24 +126,24 @@ def check_attack(attack: Attack) -> None:
     random_state = torch.random.get_rng_state()
     watch = _Watching()
     result = attack.reconstruct(leak, _streams(range(3)), watch)
-    _require(
+    require(
         torch.equal(random_state, torch.random.get_rng_state()),
         "the attack draws from torch's global generator; draw from `streams`",
     )
-    _require(_unchanged(leak, before), "the attack changes the leak it is given")
+    require(_unchanged(leak, before), "the attack changes the leak it is given")
     _check_reconstruction(result, leak)
-    _require(
+    require(
         int(result.evaluations.sum()) >= counter.rows,
         f"{counter.rows} gradients were simulated, only {int(result.evaluations.sum())} counted",
     )
     for row, steps in watch.steps.items():
-        _require(steps == sorted(steps), f"watch got steps {steps} of victim {row} out of order")
+        require(steps == sorted(steps), f"watch got steps {steps} of victim {row} out of order")
     again = attack.reconstruct(_leak(range(3), offer)[0], _streams(range(3)), _Watching())
-    _require(_same(result, again), "two runs on the same leak and streams differ")
+    require(_same(result, again), "two runs on the same leak and streams differ")
     _check_neighbours(attack, offer, alone, result)
     start = attack.start(leak, _streams(range(3)))
     if start is not None:
-        _require(torch.equal(start, result.start_inputs), "start() is not where the attack began")
+        require(torch.equal(start, result.start_inputs), "start() is not where the attack began")
 
 
 def _check_neighbours(
@@ -169,7 +166,7 @@ def _check_neighbours(
         known = _rows_of(offer, "float64").difference
         tolerance = max(LEAST_TOLERANCE, 1e3 * known) if math.isfinite(known) else LEAST_TOLERANCE
         holds = bool(((one - other).abs() <= tolerance * other.abs().clamp(min=1.0)).all())
-    _require(
+    require(
         holds,
         "a victim's result depends on its neighbours in the batch (pad calls to a multiple of 8)",
     )
@@ -232,20 +229,20 @@ def _check_reconstruction(result: Reconstruction, leak: Leak) -> None:
         "evaluations": (result.evaluations, (n,)),
     }
     for name, (value, wanted) in shapes.items():
-        _require(
+        require(
             tuple(value.shape) == wanted, f"{name} has shape {tuple(value.shape)}, not {wanted}"
         )
-    _require(len(result.status) == n, f"{len(result.status)} statuses for {n} victims")
+    require(len(result.status) == n, f"{len(result.status)} statuses for {n} victims")
     allowed = {"converged", "steps", "nan"}
-    _require(set(result.status) <= allowed, f"status {result.status} is not among {allowed}")
-    _require(
+    require(set(result.status) <= allowed, f"status {result.status} is not among {allowed}")
+    require(
         bool(torch.isfinite(result.inputs).all()),
         "inputs are not finite: return the best finite iterate and say status 'nan'",
     )
     for name, value in (("steps", result.steps), ("evaluations", result.evaluations)):
-        _require(bool((value >= 0).all()), f"{name} must not be negative")
+        require(bool((value >= 0).all()), f"{name} must not be negative")
     labels = result.labels
-    _require(
+    require(
         not labels.is_floating_point() and bool(((labels >= 0) & (labels < leak.classes)).all()),
         f"labels must be class indices below {leak.classes}",
     )
@@ -326,9 +323,9 @@ def check_defense(defense: Defense) -> None:
     Raises:
         ContractBreach: a promise is broken.
     """
-    _check_class(defense, Defense)
+    check_class(defense, Defense)
     row, size = defense.row, BATCH
-    _require(
+    require(
         row in ("batch", None) or (type(row) is int and row > 0 and size % row == 0),
         f"row is {row!r}, which is neither 'batch' nor None nor divides a batch of {size}",
     )
@@ -336,14 +333,14 @@ def check_defense(defense: Defense) -> None:
     before = {name: value.clone() for name, value in path.weights.items()}
     random_state = torch.random.get_rng_state()
     state = path.begun(Context(batch_size=path.size))
-    _require(
+    require(
         torch.equal(random_state, torch.random.get_rng_state()),
         "init or on_round draws from torch's global generator; draw from `context`",
     )
     defense.noise_std(path.weights, state, Context(batch_size=path.size))
     for setting in SETTINGS:
         _check_promises(defense, path.weights, setting)
-    _require(
+    require(
         all(torch.equal(value, before[name]) for name, value in path.weights.items()),
         "the defense changes the weights it is given",
     )
@@ -422,28 +419,28 @@ def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
         return cast(Gradients, shown)
 
     shown = call(given, context)
-    _require(
+    require(
         torch.equal(random_state, torch.random.get_rng_state()),
         f"{hook} draws from torch's global generator; draw from `context`",
     )
-    _require(
+    require(
         all(torch.equal(v, given.tensors[k]) for k, v in before.items()),
         f"{hook} changes the gradients it is given",
     )
-    _require(
+    require(
         shown.axes == given.axes
         and {k: v.shape for k, v in shown.tensors.items()}
         == {k: v.shape for k, v in given.tensors.items()},
         f"{hook} changes names, axes or shapes of the gradients",
     )
-    _require(_equal(shown, call(given, context)), f"{hook} gives two answers to one question")
+    require(_equal(shown, call(given, context)), f"{hook} gives two answers to one question")
     alone = call(given.select(torch.tensor([1])), dataclasses.replace(context, clients=(1,)))
-    _require(
+    require(
         _agree(alone, shown.select(torch.tensor([1]))),
         f"{hook}: what a client shows depends on which other clients there are",
     )
     quiet = dataclasses.replace(context, noise=None, observation=given)
-    _require(
+    require(
         _equal(call(given, quiet), call(given, quiet)),
         f"{hook} is random in a replay without noise",
     )
@@ -456,12 +453,12 @@ def _check_rowwise(path: _Path, rows: Gradients) -> None:
     )  # fmt: skip
     state = path.begun(context)
     whole, after = path.defense.on_examples(rows, state, context)
-    _require(after is state, "rowwise: on_examples returns another state than it was given")
+    require(after is state, "rowwise: on_examples returns another state than it was given")
     for piece in range(rows.leading[1]):
         some = rows.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
         shown, _ = path.defense.on_examples(some, state, context)
         own = whole.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
-        _require(
+        require(
             _agree(shown, own), "rowwise: what on_examples makes of a row depends on other rows"
         )
 
@@ -469,13 +466,13 @@ def _check_rowwise(path: _Path, rows: Gradients) -> None:
 def _check_promises(defense: Defense, weights: Weights, setting: Setting) -> None:
     for observer in get_args(Observer):
         promise = defense.guarantee(observer, weights, setting)
-        _require(isinstance(promise, Guarantee), f"guarantee('{observer}') is no Guarantee")
-        _require(
+        require(isinstance(promise, Guarantee), f"guarantee('{observer}') is no Guarantee")
+        require(
             promise.level != "none" or bool(promise.reason),
             f"guarantee('{observer}') is 'none' without a reason",
         )
     events: object = defense.events(weights, setting)
-    _require(
+    require(
         isinstance(events, tuple) and all(isinstance(event, PrivacyEvent) for event in events),
         "events() is no tuple of PrivacyEvent",
     )
@@ -503,7 +500,7 @@ def _check_rounds(path: _Path) -> None:
                 "the state has a client axis)"
             )
             raise ContractBreach(f"{text}: {one_line(error)}") from error
-        _require(
+        require(
             done.weights is not None
             and all(done.weights[k].shape == v.shape for k, v in weights.items()),
             "a round of two local steps with this defense does not give back weights",
@@ -528,118 +525,12 @@ def _check_replay(path: _Path) -> None:
         torch.zeros(2, dtype=torch.int64), POINT,
     )  # fmt: skip
     shown = simulate(inputs, labels, torch.arange(2)).flatten()
-    _require(shown.requires_grad, "the replay is not differentiable in the inputs")
+    require(shown.requires_grad, "the replay is not differentiable in the inputs")
     slope = torch.autograd.grad(shown.square().sum(), inputs)[0]
-    _require(bool(torch.isfinite(slope).all()), "the replay has a derivative that is not finite")
-
-
-# ------------------------------------------------------------------------------ models
-
-
-def check_model(
-    architecture: Architecture, input_shape: tuple[int, ...] | None = None, classes: int = 10
-) -> None:
-    """Weights follow their generator alone; logits are (b, outputs), the same every time, and those
-    of an example alone unless it says otherwise; batch gradients are those of a loop of autograd,
-    in a batch of clients too; the head is there; nothing is changed.
-
-    input_shape: what to build it for, else digits, or rows where it takes no images.
-
-    Raises:
-        ContractBreach: a promise is broken.
-        LeakbenchError: the network cannot be built.
-    """
-    _check_class(architecture, Architecture)
-    shape = input_shape or ((30,) if architecture.takes == "rows" else (1, 28, 28))
-    random_state = torch.random.get_rng_state()
-    model = assemble(architecture, shape, classes, "default")
-    seeds = (generator(SEED, "weights"), generator(SEED, "weights"), generator(SEED, "others"))
-    weights, again, others = (model.init(seed, torch.float32) for seed in seeds)
-    _require(
-        torch.equal(random_state, torch.random.get_rng_state()),
-        "build or init draws from torch's global generator; draw from the given one",
-    )
-    _require(
-        weights.keys() == again.keys()
-        and all(torch.equal(v, again[k]) for k, v in weights.items()),
-        "init draws other weights from the same generator",
-    )
-    _require(
-        any(not torch.equal(v, others[k]) for k, v in weights.items()),
-        "init does not draw from the generator",
-    )
-    _require(
-        model.head is None or (model.head in weights and weights[model.head].ndim == 2),
-        f"head '{model.head}' is no weight (outputs, features) among {list(weights)}",
-    )
-    before = digest({**weights, **fixed_of(model)})
-    inputs = torch.rand(8, *shape, generator=generator(SEED, "inputs"))
-    labels = torch.arange(8) % classes
-    _check_logits(model, weights, inputs, classes)
-    _check_gradients(model, weights, inputs, labels)
-    _require(
-        digest({**weights, **fixed_of(model)}) == before, "the model changes weights or buffers"
-    )
-
-
-def _check_logits(model: Model, weights: Weights, inputs: Tensor, classes: int) -> None:
-    with torch.no_grad():
-        logits, again = model.logits(weights, inputs), model.logits(weights, inputs)
-        part = model.logits(weights, inputs[:4])
-    _require(
-        logits.ndim == 2 and len(logits) == len(inputs),
-        f"logits of {len(inputs)} inputs have shape {tuple(logits.shape)}, not (b, outputs)",
-    )
-    try:
-        require_classes(model.loss, logits.shape[1], classes)
-    except LeakbenchError as error:
-        raise ContractBreach(str(error)) from None
-    _require(torch.equal(logits, again), "logits give two answers to one question")
-    apart = torch.allclose(part, logits[:4], rtol=1e-3, atol=1e-3 * float(logits.abs().amax()))
-    _require(
-        model.mixes_examples or apart,
-        "logits of an example depend on the others of its batch; say mixes_examples",
-    )
-
-
-def _check_gradients(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> None:
-    """Of two clients with four examples each, by the machinery and by plain autograd."""
-    batches = (inputs.unflatten(0, (2, 4)), labels.unflatten(0, (2, 4)))
-    found = of_batch(model, weights, *batches)
-    _require(found.tensors.keys() == weights.keys(), "gradients name other parameters than init")
-    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    for client, (images, classes) in enumerate(zip(*batches, strict=True)):
-        loss = mean_loss(model.loss, model.logits(leaves, images), classes)
-        wanted = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        for name, value in zip(leaves, wanted, strict=True):
-            scale = float(value.abs().amax())
-            _require(
-                torch.allclose(found.tensors[name][client], value, rtol=1e-3, atol=1e-3 * scale),
-                f"the gradient of '{name}' in a batch of clients is not that of autograd",
-            )
-    dummy = batches[0].clone().requires_grad_()
-    slopes = of_batch(model, weights, dummy, batches[1]).flatten()
-    _require(slopes.requires_grad, "gradients are not differentiable in the inputs")
-    second = torch.autograd.grad(slopes.square().sum(), dummy)[0]
-    _require(bool(torch.isfinite(second).all()), "gradients have a derivative that is not finite")
+    require(bool(torch.isfinite(slope).all()), "the replay has a derivative that is not finite")
 
 
 # ------------------------------------------------------------------------------ all
-
-
-def _check_class(plugin: Any, family: type) -> None:
-    kind = type(plugin)
-    _require(isinstance(plugin, family), f"{kind.__name__} does not derive from {family.__name__}")
-    _require(
-        dataclasses.is_dataclass(kind) and cast(Any, kind).__dataclass_params__.frozen,
-        f"{kind.__name__} must be a dataclass(frozen=True, kw_only=True)",
-    )
-    _require(isinstance(kind.name, str) and bool(kind.name), f"{kind.__name__} has no name")
-    try:
-        kind(there_is_no_such_parameter=1)
-    except TypeError:
-        return
-    raise ContractBreach(f"{kind.__name__} accepts a hyper-parameter that it does not have")
 
 
 def _equal(one: Gradients, two: Gradients) -> bool:
@@ -654,8 +545,3 @@ def _agree(one: Gradients, two: Gradients) -> bool:
         torch.allclose(v, two.tensors[k], rtol=1e-4, atol=1e-5 * float(v.abs().amax()))
         for k, v in one.tensors.items()
     )
-
-
-def _require(holds: bool, promise: str) -> None:
-    if not holds:
-        raise ContractBreach(promise)
