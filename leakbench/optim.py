@@ -1,6 +1,6 @@
 """Optimisers that run n independent problems in one program.
 
-The control flow of one problem is a Python generator that reads like the sequential algorithm; it
+The control flow of one problem (`line_search.control`) reads like the sequential algorithm; it
 asks for evaluations and search directions, and the engine answers all problems' requests together
 with batched tensor operations. A problem leaves the batch for good only when further steps cannot
 move it, when it is no longer finite, or when its steps are used up.
@@ -12,17 +12,27 @@ depend, bit for bit, on chunk, order or neighbours (tests/test_optim.py probes i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from leakbench.line_search import (
+    SLOTS,
+    Counts,
+    Directed,
+    Direction,
+    Ending,
+    Evaluate,
+    Evaluated,
+    Move,
+    Request,
+    StepDone,
+    control,
+)
 from leakbench.numeric import square_root
-
-Ending = Literal["converged", "steps", "nan"]
 
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (k, d), problem numbers (k,)) -> (losses (k,), gradients (k, d)), row by row."""
@@ -87,225 +97,6 @@ class LBFGS:
         return _Engine(self, objective, start, watch).run()
 
 
-# ------------------------------------------------------------------- control of one problem
-
-
-@dataclass(frozen=True, slots=True)
-class _Evaluate:
-    """Evaluate at base + t * direction; keep the gradient in `slot`."""
-
-    t: float
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Evaluated:
-    loss: float
-    slope: float  # gradient . direction
-    gradient_max: float  # max |g|
-    gradient_sum: float  # sum |g|
-
-
-@dataclass(frozen=True, slots=True)
-class _Direction:
-    """Compute a new direction at the base point."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Directed:
-    slope: float
-    direction_max: float  # max |d|
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Make base + t * direction the base; its gradient is in `slot`."""
-
-    t: float
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class _StepDone:
-    """A step ended at base + t * direction (t = 0: at the base), having started at `loss`."""
-
-    t: float
-    loss: float
-
-
-_Request = _Evaluate | _Direction | _Move | _StepDone
-_Control = Generator[_Request, "_Evaluated | _Directed | None", Ending]
-
-_SLOTS = 4  # base, and the three points a line search needs at most
-
-
-def _control(o: LBFGS, counts: _Counts) -> _Control:
-    """One problem from its start to its final status, step for step as `torch.optim.LBFGS`."""
-    at = yield from _evaluate(0.0, 0)
-    counts.start_loss = at.loss
-    max_eval = o.max_eval if o.max_eval is not None else o.max_iter * 5 // 4
-    first = True
-    while counts.steps < o.steps:
-        step_loss, step_evaluations, iteration = at.loss, 1, 0
-        unevaluated = 0.0  # length of a last move that the next step evaluates
-        if at.gradient_max <= o.tolerance_grad:
-            return "converged"
-        while True:
-            iteration += 1
-            directed = yield _Direction()
-            assert isinstance(directed, _Directed)
-            t = o.lr * (min(1.0, 1.0 / at.gradient_sum) if first else 1.0)
-            first = False
-            if directed.slope > -o.tolerance_change:
-                if iteration == 1:  # no step from here can move
-                    return "converged"
-                break
-            previous = at
-            if o.line_search:
-                t, slot, at, used = yield from _strong_wolfe(
-                    t, at, directed, o.tolerance_change, max_eval - step_evaluations
-                )
-                step_evaluations += used
-                yield _Move(t, slot)
-            elif iteration == o.max_iter:
-                unevaluated = t
-                break
-            else:
-                at = yield from _evaluate(t, 1)
-                step_evaluations += 1
-                yield _Move(t, 1)
-            if (
-                iteration == o.max_iter
-                or step_evaluations >= max_eval
-                or at.gradient_max <= o.tolerance_grad
-                or abs(t) * directed.direction_max <= o.tolerance_change
-                or abs(at.loss - previous.loss) < o.tolerance_change
-            ):
-                break
-        counts.steps += 1
-        yield _StepDone(unevaluated, step_loss)
-        if counts.steps == o.steps:
-            break
-        if unevaluated:
-            at = yield from _evaluate(unevaluated, 1)
-            yield _Move(unevaluated, 1)
-        else:  # torch evaluates the same point again: counted, not done
-            counts.evaluations += 1
-    return "steps"
-
-
-def _evaluate(
-    t: float, slot: int
-) -> Generator[_Request, _Evaluated | _Directed | None, _Evaluated]:
-    answer = yield _Evaluate(t, slot)
-    assert isinstance(answer, _Evaluated)
-    return answer
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    evaluations: int = 0
-    start_loss: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    t: float
-    slot: int
-    at: _Evaluated
-
-
-def _strong_wolfe(
-    t: float,
-    base: _Evaluated,
-    directed: _Directed,
-    tolerance_change: float,
-    max_evaluations: int,
-    c1: float = 1e-4,
-    c2: float = 0.9,
-) -> Generator[_Request, _Evaluated | _Directed | None, tuple[float, int, _Evaluated, int]]:
-    """Bracket, then zoom; returns (t, slot of its gradient, values there, evaluations used)."""
-    slope = directed.slope
-    start = _Point(0.0, 0, _Evaluated(base.loss, slope, base.gradient_max, base.gradient_sum))
-    new = _Point(t, 1, (yield from _evaluate(t, 1)))
-    used, tries, old = 1, 0, start
-
-    def too_high(point: _Point) -> bool:
-        return point.at.loss > base.loss + c1 * point.t * slope
-
-    def flat(point: _Point) -> bool:
-        return abs(point.at.slope) <= -c2 * slope
-
-    while True:
-        if tries == max_evaluations:
-            bracket = [start, new]
-            break
-        if too_high(new) or (tries > 1 and new.at.loss >= old.at.loss):
-            bracket = [old, new]
-            break
-        if flat(new):
-            return new.t, new.slot, new.at, used
-        if new.at.slope >= 0:
-            bracket = [old, new]
-            break
-        low_t, high_t = new.t + 0.01 * (new.t - old.t), new.t * 10
-        t = _cubic_minimum(old, new, low_t, high_t)
-        old, slot = new, 3 - new.slot  # bracketing alternates between slots 1 and 2
-        new = _Point(t, slot, (yield from _evaluate(t, slot)))
-        used, tries = used + 1, tries + 1
-
-    stalled = False
-    low, high = (0, 1) if bracket[0].at.loss <= bracket[1].at.loss else (1, 0)
-    while tries < max_evaluations:
-        left, right = sorted(point.t for point in bracket)
-        if (right - left) * directed.direction_max < tolerance_change:
-            break
-        t = _cubic_minimum(bracket[0], bracket[1], left, right)
-        margin = 0.1 * (right - left)
-        if min(right - t, t - left) < margin:
-            # Too close to an end: once may be luck, twice (or outside) is a stall.
-            if stalled or t >= right or t <= left:
-                t = right - margin if abs(t - right) < abs(t - left) else left + margin
-                stalled = False
-            else:
-                stalled = True
-        else:
-            stalled = False
-        slot = min({1, 2, 3} - {point.slot for point in bracket})
-        new = _Point(t, slot, (yield from _evaluate(t, slot)))
-        used, tries = used + 1, tries + 1
-        if too_high(new) or new.at.loss >= bracket[low].at.loss:
-            bracket[high] = new
-            low, high = (0, 1) if bracket[0].at.loss <= bracket[1].at.loss else (1, 0)
-            continue
-        if flat(new):
-            return new.t, new.slot, new.at, used
-        if new.at.slope * (bracket[high].t - bracket[low].t) >= 0:
-            bracket[high] = bracket[low]
-        bracket[low] = new
-    best = bracket[low]
-    return best.t, best.slot, best.at, used
-
-
-def _cubic_minimum(one: _Point, two: _Point, low: float, high: float) -> float:
-    """Minimiser of the cubic through two values and slopes, kept inside [low, high]."""
-    first, second = (one, two) if one.t <= two.t else (two, one)
-    f1, g1, f2, g2 = first.at.loss, first.at.slope, second.at.loss, second.at.slope
-    if first.t == second.t:
-        return (low + high) / 2
-    d1 = g1 + g2 - 3 * (f1 - f2) / (first.t - second.t)
-    square = d1 * d1 - g1 * g2
-    if square < 0:
-        return (low + high) / 2
-    d2 = math.sqrt(square)
-    denominator = g2 - g1 + 2 * d2
-    if denominator == 0:
-        return (low + high) / 2
-    minimum = second.t - (second.t - first.t) * ((g2 + d2 - d1) / denominator)
-    return min(max(minimum, low), high)
-
-
 # ------------------------------------------------------------------- all problems together
 
 
@@ -324,7 +115,7 @@ class _Engine:
         n, d = start.shape
         self.rows = torch.arange(n, device=start.device)  # problem numbers of the active rows
         self.x = start.clone()
-        self.g = start.new_zeros(_SLOTS, n, d)
+        self.g = start.new_zeros(SLOTS, n, d)
         self.d = start.new_zeros(n, d)
         self.t = start.new_zeros(n)
         self.previous_g = start.new_zeros(n, d)
@@ -335,14 +126,14 @@ class _Engine:
         self.scale = start.new_ones(n)  # H0 = scale * identity
         self.pairs = torch.zeros(n, dtype=torch.int64, device=start.device)  # accepted so far
         self.begun = [False] * n
-        self.counts = [_Counts() for _ in range(n)]
-        self.controls = [_control(options, counts) for counts in self.counts]
+        self.counts = [Counts() for _ in range(n)]
+        self.controls = [control(options, counts) for counts in self.counts]
         self.numbers = list(range(n))
         self.best_x, self.best_loss = start.clone(), start.new_full((n,), math.inf)
         self.status: list[Ending] = ["steps"] * n
 
     def run(self) -> Solution:
-        pending: list[_Request | None] = [next(control) for control in self.controls]
+        pending: list[Request | None] = [next(each) for each in self.controls]
         while self.numbers:
             pending = self._answer(pending)
             pending = self._compact(pending)
@@ -358,21 +149,21 @@ class _Engine:
             status=tuple(self.status),
         )
 
-    def _answer(self, pending: list[_Request | None]) -> list[_Request | None]:
+    def _answer(self, pending: list[Request | None]) -> list[Request | None]:
         """Answer one round: moves and step ends first (they need no arithmetic), then directions,
         then one evaluation of everybody who waits for one."""
-        while self._some(pending, (_Move, _StepDone)):
+        while self._some(pending, (Move, StepDone)):
             self._report_steps(pending)
             self._move(pending)
-        if chosen := self._some(pending, (_Direction,)):
+        if chosen := self._some(pending, (Direction,)):
             for row, directed in zip(chosen, self._directions(chosen), strict=True):
                 pending[row] = self._resume(row, directed)
-        elif chosen := self._some(pending, (_Evaluate,)):
+        elif chosen := self._some(pending, (Evaluate,)):
             for row, evaluated in zip(chosen, self._evaluations(chosen, pending), strict=True):
                 pending[row] = None if evaluated is None else self._resume(row, evaluated)
         return pending
 
-    def _resume(self, row: int, answer: _Evaluated | _Directed | None) -> _Request | None:
+    def _resume(self, row: int, answer: Evaluated | Directed | None) -> Request | None:
         try:
             return self.controls[row].send(answer)
         except StopIteration as stop:
@@ -380,11 +171,11 @@ class _Engine:
             return None
 
     @staticmethod
-    def _some(pending: list[_Request | None], kinds: tuple[type, ...]) -> list[int]:
+    def _some(pending: list[Request | None], kinds: tuple[type, ...]) -> list[int]:
         return [row for row, request in enumerate(pending) if isinstance(request, kinds)]
 
-    def _report_steps(self, pending: list[_Request | None]) -> None:
-        done = self._some(pending, (_StepDone,))
+    def _report_steps(self, pending: list[Request | None]) -> None:
+        done = self._some(pending, (StepDone,))
         if not done:
             return
         requests = [pending[row] for row in done]
@@ -400,8 +191,8 @@ class _Engine:
         for row in done:
             pending[row] = self._resume(row, None)
 
-    def _move(self, pending: list[_Request | None]) -> None:
-        moving = self._some(pending, (_Move,))
+    def _move(self, pending: list[Request | None]) -> None:
+        moving = self._some(pending, (Move,))
         if not moving:
             return
         requests = [pending[row] for row in moving]
@@ -421,8 +212,8 @@ class _Engine:
         return torch.tensor(rows, dtype=torch.int64, device=self.x.device)
 
     def _evaluations(
-        self, chosen: list[int], pending: list[_Request | None]
-    ) -> list[_Evaluated | None]:
+        self, chosen: list[int], pending: list[Request | None]
+    ) -> list[Evaluated | None]:
         """Evaluate; None for a problem that is no longer finite, which ends it."""
         index = self._index(chosen)
         requests = [pending[row] for row in chosen]
@@ -439,15 +230,15 @@ class _Engine:
         self.best_x[numbers[better]] = points[better]
         self.best_loss[numbers[better]] = loss[better]
         columns = torch.stack([loss, slope, size.amax(dim=1), size.sum(dim=1)], dim=1).tolist()
-        answers: list[_Evaluated | None] = []
+        answers: list[Evaluated | None] = []
         for row, values, is_finite in zip(chosen, columns, finite.tolist(), strict=True):
             self.counts[self.numbers[row]].evaluations += 1
             if not is_finite:
                 self.status[self.numbers[row]] = "nan"
-            answers.append(_Evaluated(*values) if is_finite else None)
+            answers.append(Evaluated(*values) if is_finite else None)
         return answers
 
-    def _directions(self, chosen: list[int]) -> list[_Directed]:
+    def _directions(self, chosen: list[int]) -> list[Directed]:
         """Update the history of these rows, then compute their directions."""
         index = self._index(chosen)
         g = self.g[0, index]
@@ -475,7 +266,7 @@ class _Engine:
         d = self.d[index]
         slope = (g * d).sum(dim=1)
         columns = torch.stack([slope, d.abs().amax(dim=1)], dim=1).tolist()
-        return [_Directed(*values) for values in columns]
+        return [Directed(*values) for values in columns]
 
     def _two_loops(self, own: Tensor, kept: int) -> Tensor:
         """-H g by the recursion of Nocedal and Wright, algorithm 7.4, for rows with `kept` pairs.
@@ -512,7 +303,7 @@ class _Engine:
         direction: Tensor = r + w.mT.take_along_dim(by_slot, dim=2) @ s
         return direction[mine, 0]
 
-    def _compact(self, pending: list[_Request | None]) -> list[_Request | None]:
+    def _compact(self, pending: list[Request | None]) -> list[Request | None]:
         """Drop finished rows."""
         alive = [row for row, request in enumerate(pending) if request is not None]
         if len(alive) == len(pending):

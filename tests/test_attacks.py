@@ -36,9 +36,10 @@ from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.none import NoDefense
 from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
+from leakbench.line_search import Ending
 from leakbench.matching import sign_rule_labels, total_variation
 from leakbench.metrics.mse import mse
-from leakbench.optim import Objective, Solution, Status, StepWatch
+from leakbench.optim import Objective, Solution, StepWatch
 from leakbench.simulation import simulator
 from leakbench.starts import gaussian, patterned, uniform
 from leakbench.streams import NoiseStreams, VictimStreams, generator
@@ -748,7 +749,7 @@ class _Scripted:
     ) -> Solution:
         loss = torch.tensor(self.losses.pop(0))
         one = torch.ones(len(start), dtype=torch.int64)
-        status: list[Status] = ["nan" if math.isnan(value) else "steps" for value in loss.tolist()]
+        status: list[Ending] = ["nan" if math.isnan(value) else "steps" for value in loss.tolist()]
         return Solution(
             points=start, loss=loss, start_loss=loss, steps=one, evaluations=2 * one,
             status=tuple(status),
