@@ -29,7 +29,7 @@ class Candidates(Attack):
     defense's replay and its noise known, no attacker identifies a victim more often.
 
     Knowledge used: weights, gradient, the list and its labels, which the threat model must grant
-    ("candidates"); for an adaptive attacker the defense's replay through `leak.simulate` and its
+    ("candidates"); for an adaptive attacker the defense's replay (`Observation.simulate`) and its
     noise. Starts at the list's mean, and returns a candidate (n, 1, *input shape), status
     "converged" after 0 steps and N k evaluations; a gradient that is not finite gives the mean and
     "nan". Batch of 1. Known failure: he always names somebody, also where the victim is not on the

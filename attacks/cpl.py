@@ -26,7 +26,7 @@ class CPL(MatchingAttack):
     `steps` L-BFGS steps on D(x) = sum over tensors of ||grad L(w; x, y) - g||^2.
 
     Knowledge used: weights, gradient, input shape; labels where the threat model grants them; the
-    defense's replay through `leak.simulate` for an adaptive attacker. Inputs are images in [0, 1],
+    defense's replay (`Observation.simulate`) for an adaptive attacker. Inputs are images in [0, 1],
     returned raw; the starts "uniform", "normal", "dark", "light" and "surrogate" take any shape.
     The labels of a batch are counted from the head bias (`leakbench.labels`). Known failures:
     without line search the iteration can diverge (clipped or noisy gradients nearly always);

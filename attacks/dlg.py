@@ -20,10 +20,10 @@ class DLG(MatchingAttack):
     x_0 ~ N(0, 1), label logits y_0 ~ N(0, 1), for each of the B inputs; then `steps` L-BFGS steps
     on D(x, y) = sum over tensors of ||grad L(w; x, softmax(y)) - g||^2 in x and y together.
 
-    Knowledge used: weights, gradient, input shape, number of classes; the defense's replay through
-    `leak.simulate` for an adaptive attacker. Labels are never read, known or not. Inputs of any
-    shape are returned raw; `labels` is the argmax of the optimised logits. Known failure: a wrong
-    label early on is seldom corrected, so a part of the victims ends in a poor local minimum.
+    Knowledge used: weights, gradient, input shape, number of classes; the defense's replay
+    (`Observation.simulate`) for an adaptive attacker. Labels are never read, known or not. Inputs
+    of any shape are returned raw; `labels` is the argmax of the optimised logits. Known failure: a
+    wrong label early on is seldom corrected, so a part of the victims ends in a poor local minimum.
 
     Args:
         steps: L-BFGS steps of up to 20 evaluations each (paper: 300).

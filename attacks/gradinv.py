@@ -26,7 +26,7 @@ class GradInv(MatchingAttack):
 
     Knowledge used: weights, gradient, input shape and range; labels where the threat model grants
     them (the paper takes them as known), else read off the head's gradient; the defense's replay
-    through `leak.simulate` for an adaptive attacker. Images; other inputs with total_variation 0.
+    (`Observation.simulate`) for an adaptive attacker. Images; other inputs with total_variation 0.
     Known failures: a wrong label is kept; few steps are too few for some weights (on one of four
     untrained draws 500 steps recovered one MNIST digit of 8, 2000 all); the angle does not see the
     gradient's length, which flat clipping changes, but sees that of each tensor.

@@ -21,7 +21,7 @@ class IDLG(MatchingAttack):
     steps on D(x) = sum over tensors of ||grad L(w; x, y) - g||^2 in x alone.
 
     Knowledge used: weights, gradient, input shape; labels where the threat model grants them; the
-    defense's replay through `leak.simulate` for an adaptive attacker. Inputs of any shape are
+    defense's replay (`Observation.simulate`) for an adaptive attacker. Inputs of any shape are
     returned raw. The paper has a batch of 1; the labels of a larger one are counted from the head
     bias (`leakbench.labels`). Known failures: noise on the gradient turns the sign that gives the
     label away, and the search keeps a wrong label; without line search it can diverge (clipped or

@@ -32,14 +32,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench import architectures, optim
-from leakbench.contracts import Attack, Context, Defense, Leak, LeakPoint, Observation, Replay
+from leakbench import api, architectures, optim
+from leakbench.contracts import Attack, Leak
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
 from leakbench.registry import load as load_plugin
-from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture
 
 SEED = 0
 CASES = ["cnn2/mnist", "cnn2/cifar10", "lenet_cpl/mnist", "lenet_cpl/cifar10"]
@@ -156,24 +154,7 @@ def make_leak(case: str, victims: int, device: str) -> tuple[Leak, Tensor, Victi
     weights = {k: v.to(device) for k, v in weights.items()}
     images = data.candidates[:victims].to(device)
     labels = data.candidate_labels[:victims].to(device)
-    where = torch.stack([torch.zeros(victims, dtype=torch.int64), torch.arange(victims)], dim=1)
-    batch = Batch(inputs=images[None], labels=labels[None])
-    point = LeakPoint()
-    gradients = capture(
-        model, weights, [batch], Defense(), Context(batch_size=victims), point, where.to(device)
-    )
-    seen = (Observation(weights=weights, gradients=gradients),)
-    nobody = torch.zeros(victims, dtype=torch.int64, device=device)
-    leak = Leak(
-        model=model,
-        observations=seen,
-        simulate=simulator(model, seen, [Replay(defense=Defense())], nobody, point),
-        point=point,
-        batch_size=1,
-        input_shape=data.input_shape,
-        input_range=data.input_range,
-        classes=data.classes,
-    )
+    leak = api.leak(model, images, labels, weights=weights)
     streams = VictimStreams(SEED, tuple((dataset, victim) for victim in range(victims)))
     return leak, images, streams
 

@@ -26,16 +26,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from leakbench import api
 from leakbench.architectures import build
-from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
+from leakbench.contracts import Context, LeakPoint
 from leakbench.data import load
 from leakbench.defenses.fed_cdp import FedCDP
 from leakbench.matching import squared_loss
 from leakbench.modules import ModuleModel
 from leakbench.optim import Objective, one_by_one, padded
-from leakbench.simulation import simulator
 from leakbench.streams import generator
-from leakbench.training import Batch, capture, run_round
+from leakbench.training import Batch, run_round
 
 CLIP = 0.1
 
@@ -94,17 +94,9 @@ def objective_plain(task: Task) -> Run:
 
 def objective_leakbench(task: Task) -> Run:
     """The same by the simulation of a naive attacker, as the matching attacks evaluate it."""
-    point, batch = LeakPoint(type=1), [Batch(inputs=task.images[None], labels=task.labels[None])]
-    size = len(task.images)
-    seen = capture(task.model, task.weights, batch, Defense(), Context(batch_size=size), point)
-    observations = (Observation(weights=task.weights, gradients=seen),)
-    nobody = torch.zeros(1, dtype=torch.int64)
-    leak = Leak(
-        model=task.model, observations=observations, point=point, batch_size=size,
-        simulate=simulator(task.model, observations, [Replay(defense=Defense())], nobody, point),
-        input_shape=tuple(task.images.shape[1:]), input_range=(0.0, 1.0), classes=10,
-        learning_rate=0.1,
-    )  # fmt: skip
+    leak = api.leak(
+        task.model, task.images, task.labels, weights=task.weights, point=LeakPoint(type=1)
+    )
 
     def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         points = points.detach().requires_grad_()
@@ -139,7 +131,8 @@ def clipped_leakbench(task: Task) -> Run:
     """The training path with Fed-CDP's clipping, without noise."""
     defense = FedCDP(clip=CLIP, noise_multiplier=0.0, convention="mean")
     batch = [Batch(inputs=task.images[None], labels=task.labels[None])]
-    context, point = Context(batch_size=len(task.images)), LeakPoint(view="batch")
+    context = Context(batch_size=len(task.images), clients=(0,), noise=None)
+    point = LeakPoint(view="batch")
 
     def mean() -> tuple[float, Tensor]:
         tapped = run_round(

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from leakbench.clipping import (
+    UPDATES,
     add_noise,
     check_parameters,
     clip_flat,
     gaussian_guarantee,
     noise_share,
+    visible_noise,
 )
 from leakbench.contracts import (
     Context,
@@ -165,11 +167,17 @@ class AdaClip(Defense):
             return promise
         return replace(promise, assumptions=(*promise.assumptions, said))
 
-    def noise_std(self, weights: Weights, state: Moments, context: Context) -> dict[str, float]:
-        """Root mean square over a tensor's coordinates, which differ after the first iteration."""
-        if self.convention != "per_example":
-            return dict.fromkeys(weights, 0.0)
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: Moments, context: Context
+    ) -> dict[str, float] | None:
+        """Root mean square over a tensor's coordinates, which differ after the first iteration.
+
+        None behind several local steps: b moves with each.
+        """
+        share = visible_noise(observer, self.convention, context)
+        if share is None or (observer in UPDATES and context.local_steps > 1):
+            return None
         return {
-            name: self.noise_multiplier * math.sqrt(float(b.square().mean()))
+            name: share * self.noise_multiplier * math.sqrt(float(b.square().mean()))
             for name, b in state.scale().items()
         }

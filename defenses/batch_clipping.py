@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakbench.clipping import check_parameters, clip_flat
+from leakbench.clipping import UPDATES, check_parameters, clip_flat
 from leakbench.contracts import (
     Context,
     Defense,
@@ -171,8 +171,17 @@ class SubsetClipping(Defense):
             assumptions=self._assumptions(size),
         )
 
-    def noise_std(self, weights: Weights, state: Constants, context: Context) -> dict[str, float]:
-        return dict.fromkeys(weights, 0.0)
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: Constants, context: Context
+    ) -> dict[str, float] | None:
+        if observer == "model":
+            return None
+        if observer == "type2":
+            return dict.fromkeys(weights, 0.0)
+        share = 2 * self.noise_multiplier / self._subsets(context.batch_size)
+        if observer in UPDATES:
+            share = context.of_steps(share)
+        return {name: share * float(bound) for name, bound in self._noise_bounds(state).items()}
 
     def _subsets(self, batch_size: int) -> int:
         """k."""

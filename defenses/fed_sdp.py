@@ -79,8 +79,14 @@ class _FedSDP(Defense):
             assumptions=("an absent client counts as a zero update that still gets its noise",),
         )
 
-    def noise_std(self, weights: Weights, state: State, context: Context) -> dict[str, float]:
-        return dict.fromkeys(weights, 0.0)
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: State, context: Context
+    ) -> dict[str, float] | None:
+        if observer == "model":
+            return None
+        if observer not in self.behind:
+            return dict.fromkeys(weights, 0.0)
+        return dict.fromkeys(weights, context.of_update(self.noise_multiplier * self.clip))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

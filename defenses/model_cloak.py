@@ -93,8 +93,8 @@ class ModelCloakDynamic(LargestNorm):
         return Guarantee(level="none", reason=reason)
 
     def noise_std(
-        self, weights: Weights, state: Tensor, context: Context
+        self, observer: Observer, weights: Weights, state: Tensor, context: Context
     ) -> Mapping[str, float] | None:
         if self.keep == "scale":
             return None
-        return ExampleGaussian.noise_std(self, weights, state, context)
+        return ExampleGaussian.noise_std(self, observer, weights, state, context)

@@ -10,7 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.clipping import add_noise, check_parameters, clip_tensors, gaussian_guarantee
+from leakbench.clipping import (
+    UPDATES,
+    add_noise,
+    check_parameters,
+    clip_tensors,
+    gaussian_guarantee,
+    visible_noise,
+)
 from leakbench.contracts import (
     Context,
     Defense,
@@ -150,7 +157,13 @@ class QuantileClip(Defense):
             assumptions=("sensitivity includes the share of the noisy counts",),
         )
 
-    def noise_std(self, weights: Weights, state: Bounds, context: Context) -> dict[str, float]:
-        if self.convention != "per_example":
-            return dict.fromkeys(weights, 0.0)
-        return {name: self.noise_multiplier * float(bound) for name, bound in state.clip.items()}
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: Bounds, context: Context
+    ) -> dict[str, float] | None:
+        """None behind several local steps: the bounds move with each."""
+        share = visible_noise(observer, self.convention, context)
+        if share is None or (observer in UPDATES and context.local_steps > 1):
+            return None
+        return {
+            name: share * self.noise_multiplier * float(bound) for name, bound in state.clip.items()
+        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from leakbench.clipping import UPDATES, visible_noise
 from leakbench.contracts import (
     Context,
     Defense,
@@ -93,5 +94,16 @@ class RandomNoise(Defense):
         reason = "gradients are not clipped, so their sensitivity has no bound"
         return Guarantee(level="none", reason=reason)
 
-    def noise_std(self, weights: Weights, state: State, context: Context) -> dict[str, float]:
-        return dict.fromkeys(weights, self.std if self.at == "example" else 0.0)
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: State, context: Context
+    ) -> dict[str, float] | None:
+        if observer == "model":
+            return None
+        if observer == "type2":
+            return dict.fromkeys(weights, self.std if self.at == "example" else 0.0)
+        if self.at == "update":
+            seen = context.of_update(self.std) if observer in UPDATES else 0.0
+        else:
+            of_batch = "per_example" if self.at == "example" else "mean"
+            seen = self.std * (visible_noise(observer, of_batch, context) or 0.0)
+        return dict.fromkeys(weights, seen)

@@ -19,6 +19,9 @@ from leakbench.contracts import (
 )
 from leakbench.parameters import require_in
 
+UPDATES: tuple[Observer, ...] = ("server", "type0", "type0_raw", "type1")
+"""Who reads a client's update."""
+
 Bound = Tensor | float | Mapping[str, Tensor]
 
 
@@ -84,6 +87,21 @@ def noise_share(convention: NoiseConvention, batch_size: int) -> float:
         "per_example": 1 / math.sqrt(batch_size), "mean": 1.0, "sum": 1 / batch_size,
     }  # fmt: skip
     return shares[convention]
+
+
+def visible_noise(
+    observer: Observer, convention: NoiseConvention, context: Context
+) -> float | None:
+    """Std of the noise that `observer` sees, as a multiple of sigma S; None for who taps nothing.
+
+    Where every one of L local steps has the same sigma S: an update is read as the mean of theirs.
+    """
+    if observer == "type2":
+        return 1.0 if convention == "per_example" else 0.0
+    share = noise_share(convention, context.batch_size)
+    if observer == "type2_batch":
+        return share
+    return context.of_steps(share) if observer in UPDATES else None
 
 
 def gaussian_guarantee(

@@ -183,10 +183,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One look at n victims: the weights in use and the gradients seen, axes ("client",)."""
+    """One look at n victims: the weights in use and the gradients seen, axes ("client",).
+
+    run: the attacker's own run of the path in this look, behind `simulate`.
+    """
 
     weights: Weights
     gradients: Gradients
+    run: Simulate
     _last: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, rows: Tensor) -> Gradients:
@@ -200,31 +204,37 @@ class Observation:
         found: Gradients = self._last["gradients"]
         return found
 
+    def simulate(
+        self, inputs: Tensor, labels: Tensor, rows: Tensor, *, local_steps: LocalSteps = "unroll"
+    ) -> Gradients:
+        """Gradients that victims `rows` would have leaked in this look, differentiable in `inputs`.
+
+        A naive attacker runs the plain path, an adaptive one the same path with the defense's hooks
+        without noise ("replay"), in the public state the gradients were made in.
+
+        inputs (k, B, *input shape), labels (k, B) class indices or (k, B, classes) probabilities,
+        rows (k,) victim numbers -> Gradients with axes ("client",), k of them, in the units of the
+        observed ones. Behind L local steps, the first B / L inputs are those of the first step, and
+        so on.
+        """
+        return self.run(self, inputs, labels, rows, local_steps)
+
     def forget(self) -> None:
         """Drop the kept answer: who was given it may have changed it."""
         self._last.clear()
 
 
 class Simulate(Protocol):
-    """The attacker's own run of the training path on dummy inputs, as far as he knows it."""
+    """The attacker's own run of the path, as far as he knows it; see `Observation.simulate`."""
 
     def __call__(
         self,
+        seen: Observation,
         inputs: Tensor,
         labels: Tensor,
         rows: Tensor,
-        observation: int = 0,
-        *,
-        local_steps: LocalSteps = "unroll",
-    ) -> Gradients:
-        """Gradients that victims `rows` would have leaked, differentiable in `inputs`.
-
-        inputs (k, B, *input shape), labels (k, B) class indices or (k, B, classes)
-        probabilities, rows (k,) victim numbers -> Gradients with axes ("client",), k of them, in
-        the units of the observed ones. Behind L local steps, the first B / L inputs are those of
-        the first step, and so on.
-        """
-        ...
+        local_steps: LocalSteps,
+    ) -> Gradients: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +273,7 @@ class Leak:
 
     Attributes:
         model: network and loss are public.
-        observations: one, or k looks at the same victims.
-        simulate: naive: the plain path. Adaptive: the same path with the defense's hooks run
-            without noise ("replay"), in the public state the leak was made in.
+        observations: one, or k looks at the same victims; each can be simulated.
         point: where the gradients were read.
         batch_size: examples behind each observed gradient, over all local steps: B of the inputs
             to reconstruct.
@@ -284,7 +292,6 @@ class Leak:
 
     model: Model
     observations: tuple[Observation, ...]
-    simulate: Simulate
     point: LeakPoint
     batch_size: int
     input_shape: tuple[int, ...]
@@ -478,24 +485,46 @@ class NoiseSource(Protocol):
 class Context:
     """What a hook may know besides gradients and state.
 
-    round, iteration: 0-based place on the path; central training is a round an iteration. total:
-    planned rounds: decay schedules run over `round` / `total`. batch_size: B, the expected size
-    where batches vary. local_steps: in a replay, L steps behind the observation. clients: ids of
-    the client axis. observation: in a replay, what was observed (masks of pruning come from it).
-    noise: None in a replay, and then nothing random is added. public: per-example gradients of the
-    public examples at the given weights, axes ("client", "example") with one client; None where
-    there are none. Only `on_round` may call it.
+    Sizes, clients and noise have no defaults: a defense that is told the wrong ones protects less
+    than it says, and nothing would show it.
+
+    Attributes:
+        batch_size: B of a local step, the expected size where batches vary.
+        clients: ids of the client axis.
+        noise: where noise is drawn from; None in a replay, and then nothing random is added.
+        round, iteration: 0-based place on the path; central training is a round an iteration.
+        total: planned rounds; decay schedules run over `round` / `total`.
+        local_steps: L of a round.
+        learning_rate: of the local steps, where it is known.
+        observation: in a replay, what was observed (masks of pruning come from it).
+        public: per-example gradients of the public examples at the given weights, axes ("client",
+            "example") with one client; None where there are none. Only `on_round` may call it.
     """
 
+    batch_size: int
+    clients: tuple[int, ...]
+    noise: NoiseSource | None
     round: int = 0
     iteration: int = 0
     total: int = 1
-    batch_size: int = 1
     local_steps: int = 1
-    clients: tuple[int, ...] = (0,)
-    noise: NoiseSource | None = None
+    learning_rate: float | None = None
     observation: Gradients | None = None
     public: Callable[[Weights], Gradients] | None = None
+
+    def of_steps(self, std: float) -> float:
+        """Std of noise with this std on every local step's gradient, read off the update."""
+        return std / math.sqrt(self.local_steps)
+
+    def of_update(self, std: float) -> float:
+        """Std of noise with this std on dW, in the units of a gradient.
+
+        Raises:
+            LeakbenchError: the learning rate is not known.
+        """
+        if self.learning_rate is None:
+            raise LeakbenchError("context: noise on dW cannot be read without a learning_rate")
+        return std / (self.local_steps * self.learning_rate)
 
     def add_gaussian(
         self, gradients: Gradients, std: Tensor | float | Mapping[str, Tensor], purpose: str
@@ -773,11 +802,13 @@ class Defense:
         return Guarantee(level="none", reason="the defense promises nothing")
 
     def noise_std(
-        self, weights: Weights, state: State, context: Context
+        self, observer: Observer, weights: Weights, state: State, context: Context
     ) -> Mapping[str, float] | None:
-        """Public noise std on each tensor at the type-2 example tap; None where not public.
+        """Public noise std on each tensor of what `observer` reads; None where it is not public.
 
-        state, context: those of the round that was tapped.
+        In the units of a gradient, which updates are read in as well: noise of a local step is
+        averaged over the L steps behind one, noise on dW is divided by L * learning rate
+        (`Context.of_steps` and `of_update`). state, context: those of the round that was tapped.
         """
         return None
 
@@ -823,18 +854,8 @@ def changes_nothing(defense: Defense) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A defense in the public state a leak was made in: all an adaptive attacker knows of it.
-
-    later: state and context of the second and further looks, where those are not the first's.
-    """
+    """A defense in the public state of one look: all an adaptive attacker knows of it."""
 
     defense: Defense
-    state: State = field(default=None)
-    context: Context = field(default_factory=Context)
-    later: tuple[tuple[State, Context], ...] = ()
-
-    def of(self, observation: int) -> tuple[State, Context]:
-        """State and context of a look."""
-        if observation and self.later:
-            return self.later[observation - 1]
-        return self.state, self.context
+    state: State
+    context: Context

@@ -195,7 +195,8 @@ def train(
             if clients:  # Poisson sampling may pick nobody: then nothing is learnt
                 context = Context(
                     round=number, total=total or schedule.rounds, batch_size=schedule.batch_size,
-                    clients=clients, noise=noise, public=public,
+                    clients=clients, noise=noise, public=public, local_steps=schedule.local_steps,
+                    learning_rate=schedule.learning_rate,
                 )  # fmt: skip
                 state = defense.on_round(weights, state, context)
                 batches = [_batch(step, inputs, labels, like) for step in steps]

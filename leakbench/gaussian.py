@@ -14,7 +14,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench.clipping import add_noise, check_parameters, clip_tensors, gaussian_guarantee
+from leakbench.clipping import (
+    add_noise,
+    check_parameters,
+    clip_tensors,
+    gaussian_guarantee,
+    visible_noise,
+)
 from leakbench.contracts import (
     Context,
     Defense,
@@ -97,10 +103,10 @@ class ExampleGaussian(Defense):
         )
 
     def noise_std(
-        self, weights: Weights, state: State, context: Context
+        self, observer: Observer, weights: Weights, state: State, context: Context
     ) -> Mapping[str, float] | None:
-        visible = self.convention == "per_example"
-        return dict.fromkeys(weights, self._std(context) if visible else 0.0)
+        share = visible_noise(observer, self.convention, context)
+        return None if share is None else dict.fromkeys(weights, self._std(context) * share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +157,7 @@ class LargestNorm(ExampleGaussian):
         return Guarantee(level="none", reason=reason)
 
     def noise_std(
-        self, weights: Weights, state: Tensor, context: Context
+        self, observer: Observer, weights: Weights, state: Tensor, context: Context
     ) -> Mapping[str, float] | None:
         return None
 

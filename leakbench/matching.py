@@ -90,8 +90,8 @@ def squared_loss(
     """
     weights = noise_weights(leak, rows)
     total: Tensor | None = None
-    for number, seen in enumerate(leak.observations):
-        simulated = leak.simulate(inputs, labels, rows, number, local_steps=local_steps)
+    for seen in leak.observations:
+        simulated = seen.simulate(inputs, labels, rows, local_steps=local_steps)
         part = squared_distance(simulated, seen.of(rows), weights)
         total = part if total is None else total + part
     assert total is not None
@@ -106,8 +106,8 @@ def cosine_loss(
     One angle over all parameters jointly. A gradient of length 0 has the loss 1.
     """
     total: Tensor | None = None
-    for number, seen in enumerate(leak.observations):
-        simulated = leak.simulate(inputs, labels, rows, number, local_steps=local_steps)
+    for seen in leak.observations:
+        simulated = seen.simulate(inputs, labels, rows, local_steps=local_steps)
         observed = seen.of(rows)
         product: Tensor | None = None
         for name, value in simulated.tensors.items():

@@ -21,27 +21,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench import architectures, registry
+from leakbench import api, architectures, registry
 from leakbench.arithmetic import mode, processor
 from leakbench.contracts import (
-    Context,
-    Defense,
     Leak,
     LeakFacts,
     LeakPoint,
     Model,
-    Observation,
-    Replay,
     Streams,
 )
 from leakbench.errors import unknown_name
 from leakbench.identity import source_digest
 from leakbench.inversion import MatchingAttack
 from leakbench.modules import ModuleModel
-from leakbench.optim import LBFGS, with_copies
-from leakbench.simulation import simulator
+from leakbench.optim import LBFGS
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture
 from leakbench.weights import computed_alone
 
 FORCED = "LEAKBENCH_ROWS"
@@ -205,30 +199,10 @@ def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     inputs = streams.uniform("victim", (batch, *shape.input_shape)).to(device=device, dtype=dtype)
     of_victims = torch.tensor(victims)[:, None] * batch + torch.arange(batch)
     labels = (of_victims % shape.classes).to(device)
-    # Every victim is a client of his own, and there are copies, as where trials are captured.
-    steps, point = shape.local_steps, LeakPoint(type=1)
-    parts = [with_copies(values).chunk(steps, dim=1) for values in (inputs, labels)]
-    batches = [Batch(inputs=some, labels=theirs) for some, theirs in zip(*parts, strict=True)]
-    clients = tuple(range(len(batches[0].inputs)))
-    context = Context(batch_size=batch // steps, clients=clients)
-    observed = capture(model, weights, batches, Defense(), context, point)
-    observed = observed.select(slice(len(victims)))
-    observations = (Observation(weights=weights, gradients=observed),)
-    nobody = torch.zeros(len(victims), dtype=torch.int64, device=device)
-    leak = Leak(
-        model=model,
-        observations=observations,
-        simulate=simulator(
-            model, observations, [Replay(defense=Defense())], nobody, point, local_steps=steps
-        ),
-        point=point,
-        batch_size=batch,
-        local_steps=steps,
-        input_shape=shape.input_shape,
-        input_range=(0.0, 1.0),
-        classes=shape.classes,
-        labels=labels,
-    )
+    leak = api.leak(
+        model, inputs, labels, weights=weights, point=LeakPoint(type=1),
+        local_steps=shape.local_steps, classes=shape.classes, grants=("labels",),
+    )  # fmt: skip
     return leak, streams
 
 

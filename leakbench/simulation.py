@@ -7,7 +7,7 @@ without noise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from leakbench.contracts import (
     Model,
     Observation,
     Replay,
-    Simulate,
     concatenate,
 )
 from leakbench.gradients import per_example
@@ -28,36 +27,38 @@ from leakbench.training import Batch, in_gradient_units, run_round
 from leakbench.weights import computed_alone
 
 
-def simulator(
-    model: Model,
-    observations: Sequence[Observation],
-    replays: Sequence[Replay],
-    replay_of: Tensor,
-    point: LeakPoint,
-    *,
-    local_steps: int = 1,
-    learning_rate: float = 0.1,
-) -> Simulate:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulator:
     """The attacker's own run of the path, for victims of several defenses in one batch.
 
-    replays: the defenses to run without noise; a naive attacker's is the base class `Defense`,
-    which does nothing. replay_of: (n,) which of them each victim's gradient went through.
-    local_steps, learning_rate: the client's, behind types 0 and 1.
+    Attributes:
+        model, point: public.
+        replays: the defenses to run without noise, in the state of one look; a naive attacker's is
+            the base class `Defense`, which does nothing.
+        replay_of: (n,) which of them each victim's gradient went through.
+        local_steps, learning_rate: the client's, behind types 0 and 1.
     """
-    taken = local_steps
 
-    def simulate(
+    model: Model
+    replays: Sequence[Replay]
+    replay_of: Tensor
+    point: LeakPoint
+    local_steps: int = 1
+    learning_rate: float = 0.1
+
+    def __call__(
+        self,
+        seen: Observation,
         inputs: Tensor,
         labels: Tensor,
         rows: Tensor,
-        observation: int = 0,
-        *,
-        local_steps: LocalSteps = "unroll",
+        local_steps: LocalSteps,
     ) -> Gradients:
-        seen, which = observations[observation], replay_of[rows]
-        steps, rate = taken, learning_rate
+        """See `contracts.Observation.simulate`."""
+        model, point, which = self.model, self.point, self.replay_of[rows]
+        steps, rate = self.local_steps, self.learning_rate
         if local_steps == "average":  # one step on all examples, as long as all steps together
-            steps, rate = 1, taken * learning_rate
+            steps, rate = 1, self.local_steps * self.learning_rate
         example_view = point.type == 2 and point.view == "example"
         # All clients begin from the same weights: the costly part of the first local step once for
         # all defenses, then each one's hooks.
@@ -77,13 +78,14 @@ def simulator(
             order.append(chosen)
             if not large:  # no hook's result depends on how many there are
                 chosen = with_copies(chosen)
-            replay = replays[number]
-            state, known = replay.of(observation)
+            replay = self.replays[number]
+            state, known = replay.state, replay.context
             context = replace(
                 known,
                 noise=None,
                 batch_size=inputs.shape[1] // steps,
                 local_steps=steps,
+                learning_rate=rate,
                 clients=tuple(range(len(chosen))),
                 observation=seen.of(rows[chosen]),
             )
@@ -115,5 +117,3 @@ def simulator(
             return parts[0]
         back = torch.cat(order).argsort()
         return concatenate(parts).select(back)
-
-    return simulate

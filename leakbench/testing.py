@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
-from leakbench import architectures, probe, registry
+from leakbench import api, architectures, probe, registry
 from leakbench.breach import ContractBreach, check_class, require
 from leakbench.contracts import (
     Attack,
@@ -36,7 +37,6 @@ from leakbench.contracts import (
     Observation,
     Observer,
     Reconstruction,
-    Replay,
     Setting,
     Simulate,
     State,
@@ -45,12 +45,12 @@ from leakbench.contracts import (
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import of_subsets
+from leakbench.leaking import Look, Tap
 from leakbench.model_checks import check_model
 from leakbench.plugin_files import one_line
 from leakbench.privacy.events import PrivacyEvent
-from leakbench.simulation import simulator
 from leakbench.streams import NoiseStreams, VictimStreams, generator
-from leakbench.training import Batch, capture, public_gradients, run_round
+from leakbench.training import Batch, public_gradients, run_round
 
 __all__ = ["ContractBreach", "check_attack", "check_defense", "check_model", "check_plugin"]
 
@@ -78,22 +78,21 @@ def check_plugin(kind: registry.Kind, name: str) -> str:
 
 @dataclass(slots=True)
 class _Counting:
-    """A simulate that counts the evaluations it gives."""
+    """A simulation that counts the evaluations it gives."""
 
     inner: Simulate
     rows: int = 0
 
     def __call__(
         self,
+        seen: Observation,
         inputs: Tensor,
         labels: Tensor,
         rows: Tensor,
-        observation: int = 0,
-        *,
-        local_steps: LocalSteps = "unroll",
+        local_steps: LocalSteps,
     ) -> Gradients:
         self.rows += len(rows.unique())
-        return self.inner(inputs, labels, rows, observation, local_steps=local_steps)
+        return self.inner(seen, inputs, labels, rows, local_steps)
 
 
 @dataclass(slots=True)
@@ -263,32 +262,14 @@ def _leak(victims: range | list[int], offer: _Offer) -> tuple[Leak, _Counting]:
     dtype = getattr(torch, offer.dtype)
     model, weights, images, labels = _setting(offer.model, dtype)
     where = torch.tensor([(0, victim) for victim in victims])
-    batch = Batch(inputs=images[None], labels=labels[None])
-    gradients = capture(
-        model, weights, [batch], Defense(), Context(batch_size=len(images)), POINT, where
-    )
-    observations = (Observation(weights=weights, gradients=gradients),)
-    nobody = torch.zeros(len(victims), dtype=torch.int64)
-    simulate = _Counting(simulator(model, observations, [Replay(defense=Defense())], nobody, POINT))
-    leak = Leak(
-        model=model,
-        observations=observations,
-        simulate=simulate,
-        point=POINT,
-        batch_size=1,
-        input_shape=tuple(images.shape[1:]),
-        input_range=(0.0, 1.0),
-        classes=10,
-    )
-    if offer.granted:
-        leak = dataclasses.replace(
-            leak,
-            labels=labels[list(victims), None],
-            candidates=images,
-            candidate_labels=labels,
-            public=load("mnist").public[:8].to(dtype),
-        )
-    return leak, simulate
+    leak = api.leak(
+        model, images, labels, weights=weights, victims=where,
+        grants=("labels", "candidates", "public") if offer.granted else (),
+        candidates=(images, labels), public=load("mnist").public[:8].to(dtype),
+    )  # fmt: skip
+    counting = _Counting(leak.observations[0].run)
+    seen = dataclasses.replace(leak.observations[0], run=counting)
+    return dataclasses.replace(leak, observations=(seen,)), counting
 
 
 def _streams(victims: range | list[int]) -> VictimStreams:
@@ -332,12 +313,14 @@ def check_defense(defense: Defense) -> None:
     path = _Path(defense, *_setting()[:2])
     before = {name: value.clone() for name, value in path.weights.items()}
     random_state = torch.random.get_rng_state()
-    state = path.begun(Context(batch_size=path.size))
+    quiet = Context(batch_size=path.size, clients=(0,), noise=None, learning_rate=0.1)
+    state = path.begun(quiet)
     require(
         torch.equal(random_state, torch.random.get_rng_state()),
         "init or on_round draws from torch's global generator; draw from `context`",
     )
-    defense.noise_std(path.weights, state, Context(batch_size=path.size))
+    for observer in get_args(Observer):
+        _check_noise_std(defense.noise_std(observer, path.weights, state, quiet), path.weights)
     for setting in SETTINGS:
         _check_promises(defense, path.weights, setting)
     require(
@@ -351,6 +334,13 @@ def check_defense(defense: Defense) -> None:
         _check_rowwise(path, inputs[0][1])
     _check_rounds(path)
     _check_replay(path)
+
+
+def _check_noise_std(said: Mapping[str, float] | None, weights: Weights) -> None:
+    require(
+        said is None or (said.keys() == weights.keys() and min(said.values()) >= 0),
+        "noise_std() is neither None nor a number >= 0 for every parameter",
+    )
 
 
 SETTINGS = (
@@ -512,19 +502,12 @@ def _check_replay(path: _Path) -> None:
     """An adaptive attacker differentiates the replay."""
     batch = path.batch(1)
     inputs, labels = batch.inputs[0, :2, None].clone().requires_grad_(), batch.labels[0, :2, None]
-    context = Context(batch_size=path.size)
-    noisy = dataclasses.replace(context, noise=NoiseStreams(SEED, ("check",)))
-    where = torch.tensor([(0, 0), (0, 1)])
-    state = path.begun(context)
-    seen = capture(
-        path.model, path.weights, [batch], path.defense, noisy, POINT, where, state=state
-    )
-    replay = Replay(defense=path.defense, state=state, context=context)
-    simulate = simulator(
-        path.model, (Observation(weights=path.weights, gradients=seen),), [replay],
-        torch.zeros(2, dtype=torch.int64), POINT,
-    )  # fmt: skip
-    shown = simulate(inputs, labels, torch.arange(2)).flatten()
+    tap = Tap(model=path.model, point=POINT, batch_size=path.size)
+    look = Look(weights=path.weights, state=path.begun(tap.context(0, (0,), None)))
+    noise, where = NoiseStreams(SEED, ("check",)), torch.tensor([(0, 0), (0, 1)])
+    seen = tap.capture(path.defense, look, [batch], clients=(0,), noise=noise, victims=where)
+    observation = tap.observation(path.weights, seen, [tap.replay(path.defense, look)])
+    shown = observation.simulate(inputs, labels, torch.arange(2)).flatten()
     require(shown.requires_grad, "the replay is not differentiable in the inputs")
     slope = torch.autograd.grad(shown.square().sum(), inputs)[0]
     require(bool(torch.isfinite(slope).all()), "the replay has a derivative that is not finite")

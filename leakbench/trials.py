@@ -23,7 +23,6 @@ from torch import Tensor
 from leakbench import architectures, registry
 from leakbench.contracts import (
     Attack,
-    Context,
     Defense,
     Gradients,
     HasLoss,
@@ -31,10 +30,8 @@ from leakbench.contracts import (
     LeakFacts,
     LeakPoint,
     Model,
-    Observation,
     Reconstruction,
     Replay,
-    State,
     Weights,
     concatenate,
 )
@@ -42,16 +39,16 @@ from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
 from leakbench.judging import Judge, Onlooker, blame, flags, judged_record, packed, plain
+from leakbench.leaking import Granted, Look, Tap
 from leakbench.metrics.registry import all_metrics
 from leakbench.metrics.rules import make_rule
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
-from leakbench.simulation import simulator
 from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
-from leakbench.training import Batch, capture, public_gradients
+from leakbench.training import Batch, public_gradients
 from leakbench.victims import Victims, label_overlap
 from leakbench.weights import Scheme, computed_alone
 
@@ -115,15 +112,6 @@ class Attacked:
     model: Model
     weights: Mapping[str, Tensor]
     accuracy: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """When a gradient is read: the round, its weights, and the defense's state in it."""
-
-    round: int
-    weights: Weights
-    state: State
 
 
 _ATTACKED: dict[tuple[str, str], Attacked] = {}
@@ -199,7 +187,8 @@ def looks(
         dataset.public.to(device=device, dtype=dtype),
         dataset.public_labels.to(device),
     )
-    points = {0: Point(rounds=0, weights=weights, state=defense.init(_copies(weights)))}
+    tap = tap_of(cell, dataset, attacked.model)
+    points = {0: Point(rounds=0, weights=weights, state=tap.begin(defense, weights))}
     if any(cell.rounds):
         recipe = (
             cell.dataset, cell.model, cell.model_parameters, cell.weights, cell.pretraining,
@@ -221,12 +210,7 @@ def looks(
     found = []
     for round in cell.rounds:
         point = points[round]
-        context = Context(
-            round=round, total=cell.iterations, batch_size=cell.batch_size, public=public
-        )
-        with torch.no_grad():
-            state = defense.on_round(_copies(point.weights), point.state, context)
-        found.append(Look(round=round, weights=point.weights, state=state))
+        found.append(tap.look(defense, point.weights, point.state, round, public))
     return found
 
 
@@ -258,6 +242,18 @@ def facts_of(cell: Cell, dataset: Dataset, weights: Weights) -> LeakFacts:
         parameters={name: tuple(value.shape) for name, value in weights.items()},
         candidates=len(dataset.candidates) if "candidates" in cell.grants else 0,
         public=len(dataset.public) if "public" in cell.grants else 0,
+    )
+
+
+def tap_of(cell: Cell, dataset: Dataset, model: Model) -> Tap:
+    """Where a cell reads gradients."""
+    return Tap(
+        model=model,
+        point=LeakPoint(type=cell.leak_type, view=cell.leak_view),
+        batch_size=min(cell.batch_size, len(dataset.candidates)),
+        local_steps=cell.steps_seen,
+        learning_rate=cell.learning_rate,
+        rounds=cell.iterations,
     )
 
 
@@ -344,48 +340,44 @@ def _leak(
     # Cells differ in their defense only; where training has changed the weights, not even in that.
     first, dataset, model = chunk.cells[0], victims.dataset, attacked.model
     adaptive = first.knowledge == "adaptive"
+    tap = tap_of(first, dataset, model)
     scene = _Scene(
-        cell=first, dataset=dataset, model=model, device=device, dtype=dtype,
-        network=chunk.network,
-    )  # fmt: skip
-    at_first = Context(total=first.iterations, batch_size=scene.batch_size)
-    weights = attacked.weights
+        cell=first, dataset=dataset, tap=tap, device=device, dtype=dtype, network=chunk.network
+    )
     seen: list[list[Gradients]] = [[] for _ in range(first.observations)]
+    replays: list[list[Replay]] = [[] for _ in range(first.observations)]
     order: list[int] = []
-    # A naive attacker's only replay does nothing, for all victims.
-    replays = [] if adaptive else [Replay(defense=Defense(), context=at_first)]
     replay_of = torch.zeros(len(chunk.trials), dtype=torch.int64, device=device)
     unknown = torch.full((len(chunk.trials),), math.nan, dtype=dtype, device=device)
-    noise_std = {name: unknown.clone() for name in weights}
+    noise_std = {name: unknown.clone() for name in attacked.weights}
     rows_of = [
         (cell, [row for row, (of, _) in enumerate(chunk.trials) if of == number])
         for number, cell in enumerate(chunk.cells)
     ]
-    rows_of = [(cell, rows) for cell, rows in rows_of if rows]
     for cell, rows in rows_of:
+        if not rows:
+            continue
         defense = build_defense(cell)
         when = looks(cell, dataset, attacked, defense, chunk.network)
-        for number_of_look, (look, parts) in enumerate(zip(when, seen, strict=True)):
-            own = [chunk.trials[row][1] for row in rows]
-            parts.append(scene.capture(defense, own, look, number_of_look))
+        own = [chunk.trials[row][1] for row in rows]
+        for number, look in enumerate(when):
+            seen[number].append(scene.capture(defense, own, look, number))
+            if adaptive:
+                replays[number].append(tap.replay(defense, look))
+            elif not replays[number]:  # a naive attacker's only one, for all victims
+                replays[number].append(tap.naive_replay(look))
         order.extend(rows)
         if adaptive:
-            replay_of[rows] = len(replays)
-            known_of = [(look.state, replace(at_first, round=look.round)) for look in when]
-            state, context = known_of[0]
-            replays.append(
-                Replay(defense=defense, state=state, context=context, later=tuple(known_of[1:]))
-            )
-            known = defense.noise_std(_copies(weights), state, context)
-            public = (known if cell.example_view else None) or {}
+            replay_of[rows] = len(replays[0]) - 1
+            public = tap.noise_std(defense, when[0]) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
-    observations = tuple(
-        Observation(weights=look.weights, gradients=concatenate(parts).select(back))
-        for look, parts in zip(when, seen, strict=True)
-    )
-    granted: dict[str, Tensor] = {}
+    observations = [
+        tap.observation(look.weights, concatenate(parts).select(back), known, replay_of)
+        for look, parts, known in zip(when, seen, replays, strict=True)
+    ]
+    granted = Granted()
     if "labels" in first.grants:
         granted["labels"] = victims.labels.to(device).unflatten(0, (len(chunk.trials), -1))
     if "candidates" in first.grants:
@@ -393,26 +385,17 @@ def _leak(
         granted["candidate_labels"] = dataset.candidate_labels.to(device, copy=True)
     if "public" in first.grants:
         granted["public"] = dataset.public.to(device=device, dtype=dtype, copy=True)
-    leak = Leak(
-        model=model,
-        observations=observations,
-        simulate=simulator(
-            model, observations, replays, replay_of, scene.point(),
-            local_steps=first.steps_seen, learning_rate=first.learning_rate,
-        ),
-        point=LeakPoint(type=first.leak_type, view=first.leak_view, round=first.rounds[0]),
-        batch_size=first.images_a_gradient,
+    leak = tap.leak(
+        observations,
+        round=first.rounds[0],
         input_shape=dataset.input_shape,
         input_range=dataset.input_range,
         classes=dataset.classes,
-        local_steps=first.steps_seen,
-        learning_rate=None if first.leak_type == 2 else first.learning_rate,
         noise_std=noise_std if adaptive else None,
-        **granted,
-    )  # fmt: skip
-    plain = Look(round=when[0].round, weights=when[0].weights, state=None)
+        granted=granted,
+    )
     own = [victim for _, victim in chunk.trials]
-    return leak, scene.capture(Defense(), own, plain, 0)
+    return leak, scene.capture(Defense(), own, replace(when[0], state=None), 0)
 
 
 def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> float:
@@ -424,18 +407,13 @@ def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> f
     return accuracy(attacked.model, weights, public, dataset.public_labels)
 
 
-def _copies(weights: Weights) -> dict[str, Tensor]:
-    """Weights for a plugin to look at: what it does to them reaches nobody else."""
-    return {name: value.clone() for name, value in weights.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
     """Where gradients are captured: everything but the defense, the victims and the look."""
 
     cell: Cell
     dataset: Dataset
-    model: Model
+    tap: Tap
     device: torch.device
     dtype: torch.dtype
     network: int
@@ -445,13 +423,6 @@ class _Scene:
         of_look = ("look", look) if look else ()
         return NoiseStreams(self.cell.seed, (self.cell.dataset, self.network, *of_look))
 
-    def point(self) -> LeakPoint:
-        return LeakPoint(type=self.cell.leak_type, view=self.cell.leak_view)
-
-    @property
-    def batch_size(self) -> int:
-        return min(self.cell.batch_size, len(self.dataset.candidates))
-
     def capture(self, defense: Defense, victims: list[int], look: Look, number: int) -> Gradients:
         """Run the real steps behind the victims' gradients and tap them; one row a victim.
 
@@ -459,19 +430,15 @@ class _Scene:
         """
         if self.cell.example_view:
             return self._capture_examples(defense, victims, look, number)
-        # Every victim is a client with examples of his own; copies keep results independent of
-        # how many there are, where they are not computed alone.
-        clients = victims
-        if not computed_alone(look.weights):
-            clients = with_copies(torch.tensor(victims)).tolist()
-        members = torch.tensor([batch_from(self.cell, client) for client in clients])
-        batches = [self._batch(step) for step in members.split(self.batch_size, dim=1)]
-        return self._run(defense, batches, clients, look, number).select(slice(len(victims)))
+        # Every victim is a client with examples of his own.
+        members = torch.tensor([batch_from(self.cell, victim) for victim in victims])
+        batches = [self._batch(step) for step in members.split(self.tap.batch_size, dim=1)]
+        return self._run(defense, batches, victims, look, number)
 
     def _capture_examples(
         self, defense: Defense, victims: list[int], look: Look, number: int
     ) -> Gradients:
-        total, size = len(self.dataset.candidates), self.batch_size
+        total, size = len(self.dataset.candidates), self.tap.batch_size
         homes = [batch_of(victim, size, total) for victim in victims]
         batches = sorted({batch for batch, _ in homes})
         members = torch.stack([torch.arange(size) + _first(b, size, total) for b in batches])
@@ -494,17 +461,9 @@ class _Scene:
         number: int,
         where: Tensor | None = None,
     ) -> Gradients:
-        context = Context(
-            round=look.round,
-            total=self.cell.iterations,
-            batch_size=self.batch_size,
-            clients=tuple(clients),
-            noise=self._noise(number),
-        )
-        point = replace(self.point(), round=look.round)
-        return capture(
-            self.model, look.weights, batches, defense, context, point, where,
-            state=look.state, learning_rate=self.cell.learning_rate, chunk_size=PAD * 32,
+        return self.tap.capture(
+            defense, look, batches,
+            clients=clients, noise=self._noise(number), victims=where, chunk_size=PAD * 32,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import data, registry
+from leakbench import api, data, registry
 from leakbench.architectures import build
 from leakbench.attacks.analytic import Analytic
 from leakbench.attacks.candidates import Candidates
@@ -20,7 +20,6 @@ from leakbench.attacks.idlg import IDLG
 from leakbench.attacks.start_image import StartImage
 from leakbench.contracts import (
     Attack,
-    Context,
     Defense,
     Gradients,
     HasLoss,
@@ -30,22 +29,20 @@ from leakbench.contracts import (
     LocalSteps,
     Observation,
     Reconstruction,
-    Replay,
 )
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.none import NoDefense
 from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
+from leakbench.leaking import Look, Tap
 from leakbench.line_search import Ending
 from leakbench.matching import sign_rule_labels, total_variation
 from leakbench.metrics.mse import mse
 from leakbench.optim import Objective, Solution, StepWatch
-from leakbench.simulation import simulator
 from leakbench.starts import gaussian, patterned, uniform
-from leakbench.streams import NoiseStreams, VictimStreams, generator
+from leakbench.streams import VictimStreams, generator
 from leakbench.suite import complete
 from leakbench.testing import check_attack
-from leakbench.training import Batch, capture
 
 POINT = LeakPoint()
 STRICT = 0.01  # the first half of the rule `strict`
@@ -74,24 +71,11 @@ def make_leak(
     model = build(name, loaded.input_shape, loaded.classes)
     weights = model.init(generator(network, "weights"), dtype)
     images, labels = truth(n, dataset)
-    seen = capture(
-        model, weights, [Batch(inputs=images.to(dtype), labels=labels)], defense,
-        Context(clients=tuple(range(n)), noise=NoiseStreams(0, (dataset, network))), POINT,
-        torch.tensor([(client, 0) for client in range(n)]), state=defense.init(weights),
+    return api.leak(
+        model, images.to(dtype), labels,
+        weights=[weights] * looks, defense=defense, knowledge="adaptive" if adaptive else "naive",
+        axes=(dataset, network),
     )  # fmt: skip
-    known = defense if adaptive else Defense()
-    observations = (Observation(weights=weights, gradients=seen),) * looks
-    replays = [Replay(defense=known, state=known.init(weights))]
-    return Leak(
-        model=model,
-        observations=observations,
-        simulate=simulator(model, observations, replays, torch.zeros(n, dtype=torch.int64), POINT),
-        point=POINT,
-        batch_size=1,
-        input_shape=loaded.input_shape,
-        input_range=loaded.input_range,
-        classes=loaded.classes,
-    )
 
 
 def streams(n: int) -> VictimStreams:
@@ -445,7 +429,7 @@ def test_nobody_reads_what_he_does_not_use(which: Attack, names: tuple[str, ...]
 
 def test_analytic_reads_gradients_only() -> None:
     leak = dense_leak(torch.rand(3, 1, 30))
-    assert attack(Analytic(), seal(leak, "simulate", *LISTS)).status == ("converged",) * 3
+    assert attack(Analytic(), seal(leak, *LISTS)).status == ("converged",) * 3
 
 
 def granted(leak: Leak) -> Leak:
@@ -462,14 +446,12 @@ def granted(leak: Leak) -> Leak:
 def part(leak: Leak, rows: list[int]) -> Leak:
     """The same leak for some of its victims, all under one replay."""
     chosen = torch.tensor(rows)
-    seen = tuple(replace(o, gradients=o.gradients.select(chosen)) for o in leak.observations)
-    replays = [Replay(defense=Defense())]
-    nobody = torch.zeros(len(rows), dtype=torch.int64)
-    return replace(
-        leak,
-        observations=seen,
-        simulate=simulator(leak.model, seen, replays, nobody, POINT),
+    tap = Tap(model=leak.model, point=POINT, batch_size=1)
+    replays = [tap.naive_replay(Look(weights=leak.observations[0].weights, state=None))]
+    seen = tuple(
+        tap.observation(o.weights, o.gradients.select(chosen), replays) for o in leak.observations
     )
+    return replace(leak, observations=seen)
 
 
 @pytest.mark.independent_rows
@@ -497,11 +479,11 @@ def test_local_steps_and_prior_enter_the_loss(which: Any) -> None:
     images, labels, rows = *truth(2), torch.arange(2)
     asked: list[LocalSteps] = []
 
-    def simulate(*given: Any, local_steps: LocalSteps) -> Gradients:
-        asked.append(local_steps)
-        return leak.simulate(*given)
+    def run(*given: Any) -> Gradients:
+        asked.append(given[-1])
+        return leak.observations[0].run(*given)
 
-    spied = replace(leak, simulate=cast(Any, simulate))
+    spied = replace(leak, observations=(replace(leak.observations[0], run=run),))
     plain = replace(which, total_variation=0.0).loss(spied, images, labels, rows)
     average = replace(which, total_variation=0.5, local_steps="average")
     prior = average.loss(spied, images, labels, rows) - plain
@@ -524,26 +506,9 @@ def test_batches_are_matched_as_one(which: Attack, size: int) -> None:
 
 def batch_leak(images: Tensor, labels: Tensor, name: str = "lenet_cpl") -> Leak:
     """The mean gradients of batches, type 2."""
-    n, size = labels.shape
-    point, shape = LeakPoint(view="batch"), tuple(images.shape[2:])
-    model = build(name, shape, 10)
+    model = build(name, tuple(images.shape[2:]), 10)
     weights = model.init(generator(0, "weights"), torch.float32)
-    seen = capture(
-        model, weights, [Batch(inputs=images, labels=labels)], Defense(),
-        Context(clients=tuple(range(n)), batch_size=size), point,
-    )  # fmt: skip
-    observations = (Observation(weights=weights, gradients=seen),)
-    nobody = torch.zeros(n, dtype=torch.int64)
-    return Leak(
-        model=model,
-        observations=observations,
-        simulate=simulator(model, observations, [Replay(defense=Defense())], nobody, point),
-        point=point,
-        batch_size=size,
-        input_shape=shape,
-        input_range=(0.0, 1.0),
-        classes=10,
-    )
+    return api.leak(model, images, labels, weights=weights, point=LeakPoint(view="batch"))
 
 
 # ---------------------------------------------------------------------------- tables
@@ -808,18 +773,17 @@ def toy_leak(n: int, std: Mapping[str, float], looks: int, known: bool, seed: in
     stream = torch.Generator().manual_seed(seed)
     weights = {"a": torch.zeros(2), "b": torch.zeros(2)}
 
-    def simulate(inputs: Tensor, *rest: Any, local_steps: LocalSteps = "unroll") -> Gradients:
+    def run(seen: Observation, inputs: Tensor, *rest: Any) -> Gradients:
         flat = inputs.flatten(1)
         return Gradients({"a": flat[:, :2], "b": flat[:, 2:]}, ("client",))
 
     def look() -> Observation:
         noise = {k: v * torch.randn(n, 2, generator=stream) for k, v in std.items()}
-        return Observation(weights=weights, gradients=Gradients(noise, ("client",)))
+        return Observation(weights=weights, gradients=Gradients(noise, ("client",)), run=run)
 
     return Leak(
         model=cast(Any, None),
         observations=tuple(look() for _ in range(looks)),
-        simulate=cast(Any, simulate),
         point=POINT,
         batch_size=1,
         input_shape=(4,),
@@ -893,22 +857,7 @@ def dense_leak(inputs: Tensor, network: int = 0) -> Leak:
     labels = (torch.arange(len(inputs)) % 2)[:, None]
     model = build("mlp", tuple(inputs.shape[2:]), 10)
     weights = model.init(generator(network, "weights"), inputs.dtype)
-    seen = capture(
-        model, weights, [Batch(inputs=inputs, labels=labels)], Defense(),
-        Context(clients=tuple(range(len(inputs)))), LeakPoint(view="batch"),
-    )  # fmt: skip
-    observations = (Observation(weights=weights, gradients=seen),)
-    nobody = torch.zeros(len(inputs), dtype=torch.int64)
-    return Leak(
-        model=model,
-        observations=observations,
-        simulate=simulator(model, observations, [Replay(defense=Defense())], nobody, POINT),
-        point=POINT,
-        batch_size=1,
-        input_shape=tuple(inputs.shape[2:]),
-        input_range=(0.0, 1.0),
-        classes=10,
-    )
+    return api.leak(model, inputs, labels, weights=weights, classes=10)
 
 
 @pytest.mark.parametrize("network", range(3))

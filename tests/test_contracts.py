@@ -29,15 +29,14 @@ Spoil = Callable[[dict[str, Tensor]], object]
 
 
 def leak(tensors: dict[str, Tensor]) -> Leak:
-    def simulate(*_: object, **__: object) -> Gradients:
+    def run(*_: object) -> Gradients:
         raise AssertionError("nothing is simulated here")
 
     return Leak(
         model=MODEL,
         observations=(
-            Observation(weights=WEIGHTS, gradients=Gradients(tensors, ("client",))),
+            Observation(weights=WEIGHTS, gradients=Gradients(tensors, ("client",)), run=run),
         ),
-        simulate=simulate,
         point=LeakPoint(),
         batch_size=1,
         input_shape=SHAPE,

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from leakbench import api
 from leakbench.architectures import build
-from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Replay
+from leakbench.contracts import Leak, LeakPoint
 from leakbench.data import load
 from leakbench.federated import train
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run
-from leakbench.simulation import simulator
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.suite import resolve
-from leakbench.training import Batch, capture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,22 +34,7 @@ def digits(n: int, device: str) -> tuple[Leak, torch.Tensor]:
     weights = model.init(generator(0, "weights"), torch.float32)
     weights = {name: value.to(device) for name, value in weights.items()}
     images = data.candidates[:n].to(device)
-    batch = Batch(inputs=images[None], labels=data.candidate_labels[None, :n].to(device))
-    where = torch.stack([torch.zeros(n, dtype=torch.int64), torch.arange(n)], dim=1).to(device)
-    context = Context(batch_size=n)
-    gradients = capture(model, weights, [batch], Defense(), context, POINT, where)
-    seen = (Observation(weights=weights, gradients=gradients),)
-    nobody = torch.zeros(n, dtype=torch.int64, device=device)
-    leak = Leak(
-        model=model,
-        observations=seen,
-        simulate=simulator(model, seen, [Replay(defense=Defense())], nobody, POINT),
-        point=POINT,
-        batch_size=1,
-        input_shape=data.input_shape,
-        input_range=data.input_range,
-        classes=data.classes,
-    )
+    leak = api.leak(model, images, data.candidate_labels[:n].to(device), weights=weights)
     return leak, images
 
 

@@ -397,12 +397,12 @@ def test_public_noise_std_is_what_the_tap_shows(gradients: Gradients, kind: Any)
         kind(noise_multiplier=sigma).on_examples(gradients, kind().init(WEIGHTS), context())[0]
         for sigma in (6.0, 0.0)
     ]
-    stated = kind().noise_std(WEIGHTS, kind().init(WEIGHTS), context())
+    stated = kind().noise_std("type2", WEIGHTS, kind().init(WEIGHTS), context())
     noise = shown[0].tensors["dense.weight"] - shown[1].tensors["dense.weight"]
     assert noise.numel() >= 10_000
     assert pooled_std(noise) == pytest.approx(stated["dense.weight"], rel=0.03)
     assert set(
-        kind(convention="sum").noise_std(WEIGHTS, kind().init(WEIGHTS), context()).values()
+        kind(convention="sum").noise_std("type2", WEIGHTS, kind().init(WEIGHTS), context()).values()
     ) == {0.0}
 
 
@@ -443,7 +443,7 @@ def test_one_quantile_update_by_hand() -> None:
         clip=2.0, noise_multiplier=3.0, quantile=0.4, learning_rate=0.7, count_noise=0.0,
         convention="mean",
     )  # fmt: skip
-    here = Context(batch_size=5, noise=NoiseStreams(1, ()))
+    here = Context(clients=(0,), batch_size=5, noise=NoiseStreams(1, ()))
     examples, state = defense.on_examples(of_norms(norms), defense.init(TWO), here)
     shown, after = defense.on_batch(examples.mean("example"), state, here)
     # Three of five norms of `a` are <= 2; those of `b` are doubled, two of five.
@@ -458,7 +458,7 @@ def test_one_quantile_update_by_hand() -> None:
 def test_count_noise_enters_the_fraction() -> None:
     norms = torch.tensor([0.5, 1.0, 1.5, 2.5, 3.0])
     defense = QuantileClip(clip=2.0, count_noise=0.1)
-    here = Context(batch_size=5, noise=NoiseStreams(1, ()))
+    here = Context(clients=(0,), batch_size=5, noise=NoiseStreams(1, ()))
     _, state = defense.on_examples(of_norms(norms), defense.init(TWO), here)
     # Centred indicators sum to 3/2 - 2/2; std 0.1 * 5; expected batch size 5.
     draw = float(here.noise.normal("count/a", 0, 0, 0, ()))  # type: ignore[union-attr]
@@ -469,7 +469,9 @@ def test_count_noise_enters_the_fraction() -> None:
 def run_quantile(defense: QuantileClip, draws: Tensor, batch_size: int) -> Bounds:
     state = defense.init(TWO)
     for iteration, norms in enumerate(draws):
-        here = Context(batch_size=batch_size, iteration=iteration, noise=NoiseStreams(2, ()))
+        here = Context(
+            clients=(0,), batch_size=batch_size, iteration=iteration, noise=NoiseStreams(2, ())
+        )
         examples, state = defense.on_examples(of_norms(norms), state, here)
         _, state = defense.on_batch(examples.mean("example"), state, here)
     return state
@@ -496,7 +498,7 @@ def test_bounds_keep_their_type(dtype: torch.dtype) -> None:
     wide = of_norms(norms).map(lambda _, value: value.to(dtype))
     defense = QuantileClip(clip=2.0)
     state = defense.init({k: v.to(dtype) for k, v in TWO.items()})
-    here = Context(batch_size=3, noise=NoiseStreams(1, ()))
+    here = Context(clients=(0,), batch_size=3, noise=NoiseStreams(1, ()))
     examples, state = defense.on_examples(wide, state, here)
     _, state = defense.on_batch(examples.mean("example"), state, here)
     assert {value.dtype for value in state.clip.values()} == {dtype}
@@ -507,7 +509,7 @@ def test_padding_is_not_counted() -> None:
     norms = torch.tensor([0.5, 1.0, 3.0, 0.1, torch.nan])
     masked = replace(of_norms(norms), mask=torch.tensor([[True, True, True, False, False]]))
     defense = QuantileClip(clip=2.0, count_noise=0.0)
-    here = Context(batch_size=5, noise=NoiseStreams(1, ()))
+    here = Context(clients=(0,), batch_size=5, noise=NoiseStreams(1, ()))
     _, state = defense.on_examples(masked, defense.init(TWO), here)
     assert float(state.fraction["a"][0]) == pytest.approx(0.5 + (0.5 + 0.5 - 0.5) / 5)
 
@@ -577,7 +579,7 @@ def test_adaclip_variance_estimate_converges(convention: NoiseConvention) -> Non
     )  # fmt: skip
     state = defense.init(weights)
     for iteration in range(500):
-        here = Context(batch_size=2, iteration=iteration, noise=NoiseStreams(3, ()))
+        here = Context(clients=(0,), batch_size=2, iteration=iteration, noise=NoiseStreams(3, ()))
         means = {
             k: 2 + 0.3 * torch.randn(1, *v.shape, generator=generator) for k, v in weights.items()
         }

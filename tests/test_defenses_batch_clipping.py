@@ -49,7 +49,7 @@ from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import of_subsets, per_example
 from leakbench.models.sigmoid import Convolution, SigmoidNet
-from leakbench.simulation import simulator
+from leakbench.simulation import Simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.testing import check_defense
 from leakbench.training import Batch, public_gradients, run_round
@@ -84,7 +84,7 @@ def subsets() -> Gradients:
 
 
 def context(**changes: Any) -> Context:
-    base = Context(batch_size=SIZE, clients=(0, 1), public=PUBLIC)
+    base = Context(noise=None, batch_size=SIZE, clients=(0, 1), public=PUBLIC)
     return replace(base, **changes)
 
 
@@ -255,7 +255,9 @@ def test_individual_clipping_is_that_of_opacus(bound: float) -> None:
     defense = BatchClip(clip=bound, subset=1)
     ours = run_round(
         model, weights, [Batch(inputs=IMAGES[:1], labels=LABELS[:1])], defense,
-        defense.init(weights), Context(batch_size=SIZE), learning_rate=1.0,
+        defense.init(weights),
+        Context(clients=(0,), noise=None, batch_size=SIZE),
+        learning_rate=1.0,
     ).weights  # fmt: skip
     assert ours is not None
 
@@ -485,7 +487,10 @@ def test_missing_public_data_are_one_sentence(kind: Any) -> None:
 def test_defenses_without_public_data_need_none() -> None:
     for defense in (BatchClip(), BatchClipLayerwise()):
         assert not defense.needs_public
-        assert defense.on_round(WEIGHTS, "as it was", Context()) == "as it was"
+        assert (
+            defense.on_round(WEIGHTS, "as it was", Context(batch_size=1, clients=(0,), noise=None))
+            == "as it was"
+        )
 
 
 def state_of(kind: Any, norms: Mapping[str, list[float]], dtype: torch.dtype) -> list[float]:
@@ -581,7 +586,7 @@ def test_noise_enters_behind_the_example_hook_only(subsets: Gradients, kind: Any
     mean = shown[0].mean("example")
     assert equal(defense.on_batch(mean, state, quiet)[0], mean)
     assert not equal(defense.on_batch(mean, state, loud)[0], mean)
-    assert defense.noise_std(WEIGHTS, state, loud) == dict.fromkeys(WEIGHTS, 0.0)
+    assert defense.noise_std("type2", WEIGHTS, state, loud) == dict.fromkeys(WEIGHTS, 0.0)
 
 
 def test_noise_is_paired_with_that_of_other_defenses() -> None:
@@ -638,11 +643,18 @@ def test_replay_uses_the_constants_of_the_state(kind: Any, subset: int) -> None:
         MODEL, WEIGHTS, batch, defense, state, context(), point=BATCH, stop_at_tap=True
     ).tapped
     assert seen is not None
-    simulate = simulator(
-        MODEL, (Observation(weights=WEIGHTS, gradients=seen),),
-        [Replay(defense=defense, state=state, context=context(noise=NoiseStreams(1, ())))],
-        torch.zeros(CLIENTS, dtype=torch.int64), BATCH,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=WEIGHTS,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=[
+                Replay(defense=defense, state=state, context=context(noise=NoiseStreams(1, ())))
+            ],
+            replay_of=torch.zeros(CLIENTS, dtype=torch.int64),
+            point=BATCH,
+        ),
+    ).simulate
     inputs = IMAGES.clone().requires_grad_()
     shown = simulate(inputs, LABELS, torch.arange(CLIENTS))
     for name, value in seen.tensors.items():
@@ -740,7 +752,13 @@ def test_a_large_poisson_batch_weighs_more_than_one() -> None:
     )
     defense = BatchClip(clip=1.0)
     shown = run_round(
-        MODEL, WEIGHTS, [batch], defense, begun(defense), Context(batch_size=5), point=BATCH
+        MODEL,
+        WEIGHTS,
+        [batch],
+        defense,
+        begun(defense),
+        Context(clients=(0,), noise=None, batch_size=5),
+        point=BATCH,
     ).tapped
     assert shown is not None
     assert float(shown.flat_norm()) == pytest.approx(2.0, rel=1e-5)

@@ -201,11 +201,11 @@ def test_published_std_follows_the_decay(
     public = kind in BOUNDED or (kind is ModelCloakDynamic and not changes)
     for t, (clip, sigma) in zip((0, 40, 80), course, strict=True):
         here = context(round=t, total=80)
-        found = defense.noise_std(WEIGHTS, defense.init(WEIGHTS), here)
+        found = defense.noise_std("type2", WEIGHTS, defense.init(WEIGHTS), here)
         if public:
             assert found == pytest.approx(dict.fromkeys(WEIGHTS, sigma * clip), rel=1e-12)
             unseen = kind(convention="mean", **changes)
-            found = unseen.noise_std(WEIGHTS, unseen.init(WEIGHTS), here)
+            found = unseen.noise_std("type2", WEIGHTS, unseen.init(WEIGHTS), here)
             assert found == dict.fromkeys(WEIGHTS, 0.0)
         else:
             assert found is None

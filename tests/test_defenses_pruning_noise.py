@@ -35,7 +35,7 @@ from leakbench.defenses.prune import Prune
 from leakbench.defenses.random_noise import RandomNoise
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import per_example
-from leakbench.simulation import simulator
+from leakbench.simulation import Simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.testing import check_defense
 from leakbench.training import Batch, capture, run_round
@@ -352,10 +352,23 @@ def test_adaptive_attacker_meets_the_observation_at_the_truth(
     labels = batch.labels.reshape(-1, 1) if single else batch.labels
     found = {}
     for name, replay in (("adaptive", defense), ("naive", Defense())):
-        simulate = simulator(
-            MODEL, (Observation(weights=WEIGHTS, gradients=seen),), [Replay(defense=replay)],
-            torch.zeros(len(inputs), dtype=torch.int64), point, learning_rate=RATE,
-        )  # fmt: skip
+        simulate = Observation(
+            weights=WEIGHTS,
+            gradients=seen,
+            run=Simulator(
+                model=MODEL,
+                replays=[
+                    Replay(
+                        defense=replay,
+                        state=None,
+                        context=Context(batch_size=1, clients=(0,), noise=None),
+                    )
+                ],
+                replay_of=torch.zeros(len(inputs), dtype=torch.int64),
+                point=point,
+                learning_rate=RATE,
+            ),
+        ).simulate
         found[name] = simulate(inputs, labels, torch.arange(len(inputs))).flatten()
     scale = float(found["naive"].abs().max())
     torch.testing.assert_close(found["adaptive"], seen.flatten(), rtol=1e-5, atol=1e-6 * scale)
@@ -583,7 +596,7 @@ def test_noise_reaches_the_taps_behind_it(at: Any, reached: tuple[LeakPoint, ...
     loud, silent = RandomNoise(std=1.0, at=at), RandomNoise(std=0.0, at=at)
     for point in (EXAMPLE, BATCH, SENT):
         assert equal(tap(loud, point), tap(silent, point)) == (point not in reached)
-    published = loud.noise_std(WEIGHTS, None, context())
+    published = loud.noise_std("type2", WEIGHTS, None, context())
     assert published == dict.fromkeys(WEIGHTS, 1.0 if at == "example" else 0.0)
 
 
@@ -740,7 +753,7 @@ def test_fed_sdp_guarantee_numbers(kind: Any) -> None:
     assert event.noise_multiplier == pytest.approx(6 * math.sqrt(100) / math.sqrt(10))
     assert event.sensitivity == pytest.approx(math.sqrt(10) * 4 / 100)
     assert (event.sampling_rate, event.sampling, event.steps) == (0.1, "fixed_size", 60)
-    assert defense.noise_std(WEIGHTS, None, context()) == dict.fromkeys(WEIGHTS, 0.0)
+    assert defense.noise_std("type2", WEIGHTS, None, context()) == dict.fromkeys(WEIGHTS, 0.0)
     varying = replace(setting, sampling="poisson")
     assert (
         "Poisson sampling varies their number"
@@ -871,14 +884,18 @@ def test_replay_is_exact_behind_several_local_steps(defense: Defense, steps: int
     batches = [
         Batch(inputs=inputs[:, i : i + 1], labels=labels[:, i : i + 1]) for i in range(steps)
     ]
-    point, here = LeakPoint(type=1), Context(clients=tuple(range(8)))
+    point, here = LeakPoint(type=1), Context(batch_size=1, noise=None, clients=tuple(range(8)))
     leaked = capture(
         MODEL, WEIGHTS, batches, defense, replace(here, noise=NoiseStreams(1, ("x",))), point
     )
-    seen = (Observation(weights=WEIGHTS, gradients=leaked),)
-    replays = [Replay(defense=defense, context=here)]
-    nobody = torch.zeros(8, dtype=torch.int64)
-    simulate = simulator(MODEL, seen, replays, nobody, point, local_steps=steps)
-    found = simulate(inputs, labels, torch.arange(8))
+    run = Simulator(
+        model=MODEL,
+        replays=[Replay(defense=defense, context=here, state=None)],
+        replay_of=torch.zeros(8, dtype=torch.int64),
+        point=point,
+        local_steps=steps,
+    )
+    seen = Observation(weights=WEIGHTS, gradients=leaked, run=run)
+    found = seen.simulate(inputs, labels, torch.arange(8))
     for name, value in leaked.tensors.items():
         torch.testing.assert_close(found.tensors[name], value, rtol=1e-5, atol=1e-6)

@@ -889,7 +889,8 @@ def test_one_victim_leaks_otherwise_in_every_round() -> None:
     for t, point in found.points.items():
         seen = capture(
             build("mlp", (1, 28, 28), 10), point.weights, [batch], defense,
-            Context(round=t, total=4, batch_size=6, noise=NOISE), LeakPoint(round=t), victim,
+            Context(clients=(0,), round=t, total=4, batch_size=6, noise=NOISE),
+            LeakPoint(round=t), victim,
             state=point.state,
         )  # fmt: skip
         by_hand = clipped(gradient("mlp", point.weights, 3), 0.3)

@@ -1,19 +1,17 @@
 """Labels read off the gradient of real digits."""
 
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from leakbench import data
+from leakbench import api, data
 from leakbench.architectures import build
-from leakbench.contracts import Context, Defense, Leak, LeakPoint, Observation, Weights
+from leakbench.contracts import Leak, LeakPoint, Weights
 from leakbench.labels import infer, labels_of
 from leakbench.matching import sign_rule_labels
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture
 
 POINT = LeakPoint(type=2, view="batch")
 
@@ -33,23 +31,9 @@ def make_leak(
     name: str, images: Tensor, labels: Tensor, network: int = 0, point: LeakPoint = POINT
 ) -> Leak:
     """What these batches leak on an untrained network."""
-    n, size = labels.shape
     model = build(name, (1, 28, 28), 10)
     weights = model.init(generator(network, "weights"), torch.float32)
-    seen = capture(
-        model, weights, [Batch(inputs=images, labels=labels)], Defense(),
-        Context(clients=tuple(range(n)), batch_size=size), point,
-    )  # fmt: skip
-    return Leak(
-        model=model,
-        observations=(Observation(weights=weights, gradients=seen),),
-        simulate=cast(Any, None),
-        point=point,
-        batch_size=size,
-        input_shape=(1, 28, 28),
-        input_range=(0.0, 1.0),
-        classes=10,
-    )
+    return api.leak(model, images, labels, weights=weights, point=point)
 
 
 def streams(n: int) -> VictimStreams:

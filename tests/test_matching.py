@@ -27,6 +27,11 @@ SIZES = {"a": 3, "b": 4, "c": 5}
 INPUT = 6
 
 
+def nobody(*_: object) -> Gradients:
+    """The run of an observation that is not simulated."""
+    raise AssertionError("nothing is simulated here")
+
+
 def maps(seed: int = 0) -> dict[str, Tensor]:
     """The linear gradient of each tensor: (size, INPUT)."""
     stream = torch.Generator().manual_seed(seed)
@@ -41,13 +46,8 @@ def linear_leak(
 ) -> Leak:
     """Gradients that are linear in the input; observed (n, 12), all tensors side by side."""
 
-    def simulate(
-        inputs: Tensor,
-        labels: Tensor,
-        rows: Tensor,
-        observation: int = 0,
-        *,
-        local_steps: LocalSteps = "unroll",
+    def run(
+        seen: Observation, inputs: Tensor, labels: Tensor, rows: Tensor, local_steps: LocalSteps
     ) -> Gradients:
         flat = inputs.flatten(1)
         return Gradients({k: flat @ m.T.to(flat.dtype) for k, m in maps().items()}, ("client",))
@@ -57,8 +57,7 @@ def linear_leak(
     weights = {name: torch.zeros(size) for name, size in SIZES.items()}
     return Leak(
         model=cast(Any, None),
-        observations=(Observation(weights=weights, gradients=gradients),) * looks,
-        simulate=simulate,
+        observations=(Observation(weights=weights, gradients=gradients, run=run),) * looks,
         point=LeakPoint(),
         batch_size=1,
         input_shape=(INPUT,),
@@ -243,7 +242,7 @@ def test_squared_distance_has_the_derivatives_it_should_once_and_twice() -> None
 
 def test_observed_rows_are_kept_and_forgotten() -> None:
     whole = Gradients({"w": torch.arange(6.0).reshape(3, 2)}, ("client",))
-    seen = Observation(weights={"w": torch.zeros(2)}, gradients=whole)
+    seen = Observation(weights={"w": torch.zeros(2)}, gradients=whole, run=nobody)
     rows = torch.tensor([2, 0])
     first = seen.of(rows)
     assert torch.equal(first.tensors["w"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))
@@ -275,6 +274,7 @@ def test_the_sign_rule_sums_all_looks() -> None:
         Observation(
             weights={"head": torch.zeros(4, 3)},
             gradients=Gradients({"head": look[..., None] * share}, ("client",)),
+            run=nobody,
         )
         for look in looks
     )

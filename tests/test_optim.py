@@ -13,26 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakbench import architectures
+from leakbench import api, architectures
 from leakbench.attacks.cpl import CPL
 from leakbench.attacks.dlg import DLG
 from leakbench.contracts import (
-    Context,
-    Defense,
     Leak,
     LeakPoint,
-    Observation,
     Reconstruction,
-    Replay,
     concatenate,
 )
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
 from leakbench.models.sigmoid import SigmoidNet
 from leakbench.optim import LBFGS, Objective, SignedAdam, Solution
-from leakbench.simulation import simulator
 from leakbench.streams import VictimStreams, generator
-from leakbench.training import Batch, capture
 
 Function = Callable[[Tensor], Tensor]
 """(d,) -> scalar: one problem."""
@@ -546,37 +540,17 @@ def row_of(solution: Solution | Reconstruction, row: int) -> tuple[Any, ...]:
 
 def leak_of(model: SigmoidNet, victims: Sequence[int], dtype: torch.dtype) -> Leak:
     """What naive attackers see of real digits; every gradient is captured alone."""
-    dataset = load("mnist")
     weights = model.init(generator(0, "weights"), dtype)
-    captured = [
-        capture(
-            model,
-            weights,
-            [
-                Batch(
-                    inputs=torch.as_tensor(dataset.candidates[victim])[None, None].to(dtype),
-                    labels=torch.as_tensor(dataset.candidate_labels[victim]).reshape(1, 1),
-                )
-            ],
-            Defense(),
-            Context(),
-            POINT,
-            torch.tensor([[0, 0]]),
-        )
+    dataset = load("mnist")
+    images, labels = dataset.candidates.to(dtype), dataset.candidate_labels
+    alone = [
+        api.leak(model, images[[victim]], labels[[victim]], weights=weights).observed
         for victim in victims
     ]
-    seen = Observation(weights=weights, gradients=concatenate(captured))
-    replay_of = torch.zeros(len(victims), dtype=torch.int64)
-    return Leak(
-        model=model,
-        observations=(seen,),
-        simulate=simulator(model, [seen], [Replay(defense=Defense())], replay_of, POINT),
-        point=POINT,
-        batch_size=1,
-        input_shape=dataset.input_shape,
-        input_range=dataset.input_range,
-        classes=dataset.classes,
-    )
+    rows = list(victims)
+    whole = api.leak(model, images[rows], labels[rows], weights=weights)
+    seen = replace(whole.observations[0], gradients=concatenate(alone))
+    return replace(whole, observations=(seen,))
 
 
 def streams_of(victims: Sequence[int]) -> VictimStreams:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from leakbench import data
 from leakbench.architectures import build
-from leakbench.contracts import Context, Gradients, LeakPoint, Observation, Replay
+from leakbench.contracts import Gradients, LeakPoint
 from leakbench.defenses.batch_clipping import BatchClip
-from leakbench.simulation import simulator
+from leakbench.leaking import Look, Tap
 from leakbench.streams import generator
 
 
@@ -33,17 +33,11 @@ def test_a_clip_of_subsets_reaches_single_examples_in_subsets_of_one(
     bound = float(norms.median()) / 2  # most of them are longer
 
     defense = BatchClip(clip=bound, subset=subset)
-    replay = Replay(
-        defense=defense, state=defense.init(weights), context=Context(batch_size=size)
-    )  # fmt: skip
-    seen = Observation(
-        weights=weights,
-        gradients=Gradients({k: torch.zeros(8, *v.shape) for k, v in weights.items()}, ("client",)),
-    )
-    simulate = simulator(
-        model, [seen], [replay], torch.zeros(8, dtype=torch.int64), LeakPoint()
-    )  # fmt: skip
-    found = simulate(images[:, None], labels[:, None], torch.arange(8)).flatten()
+    tap = Tap(model=model, point=LeakPoint(), batch_size=size)
+    look = Look(weights=weights, state=defense.init(weights))
+    nothing = Gradients({k: torch.zeros(8, *v.shape) for k, v in weights.items()}, ("client",))
+    seen = tap.observation(weights, nothing, [tap.replay(defense, look)])
+    found = seen.simulate(images[:, None], labels[:, None], torch.arange(8)).flatten()
     clipped = flat * (bound / norms).clamp(max=1.0)[:, None]
     assert float((clipped - flat).norm()) > bound
     torch.testing.assert_close(found, clipped if 1 in (size, subset) else flat)

@@ -83,7 +83,9 @@ def test_context_draws_noise_of_its_place_on_the_path() -> None:
     source = NoiseStreams(5, ("mnist",))
     shown = {}
     for round_, iteration in itertools.product((0, 1), (0, 1)):
-        context = Context(round=round_, iteration=iteration, noise=source)
+        context = Context(
+            batch_size=1, clients=(0,), round=round_, iteration=iteration, noise=source
+        )
         shown[round_, iteration] = context.add_gaussian(ones(1), 2.0, "batch").tensors["a"]
     assert len(torch.unique(torch.cat(list(shown.values())), dim=0)) == 4
     expected = 1 + 2.0 * source.normal("batch/a", 0, 1, 0, (3,))
@@ -92,18 +94,20 @@ def test_context_draws_noise_of_its_place_on_the_path() -> None:
 
 def test_clients_keep_their_noise_in_any_company() -> None:
     source = NoiseStreams(5, ("mnist",))
-    both = Context(clients=(4, 9), noise=source).add_gaussian(ones(2), 1.0, "batch")
-    alone = Context(clients=(9,), noise=source).add_gaussian(ones(1), 1.0, "batch")
+    both = Context(batch_size=1, clients=(4, 9), noise=source).add_gaussian(ones(2), 1.0, "batch")
+    alone = Context(batch_size=1, clients=(9,), noise=source).add_gaussian(ones(1), 1.0, "batch")
     assert all(torch.equal(both.tensors[k][1:], alone.tensors[k]) for k in alone.tensors)
 
 
 def test_every_client_needs_a_name() -> None:
     with pytest.raises(AssertionError, match="every client"):
-        Context(noise=NoiseStreams(5, ())).add_gaussian(ones(2), 1.0, "batch")
+        Context(batch_size=1, clients=(0,), noise=NoiseStreams(5, ())).add_gaussian(
+            ones(2), 1.0, "batch"
+        )
 
 
 def test_std_of_every_form_scales_one_draw() -> None:
-    context = Context(clients=(0, 1), noise=NoiseStreams(5, ()))
+    context = Context(batch_size=1, clients=(0, 1), noise=NoiseStreams(5, ()))
     unit = context.add_gaussian(ones(2), 1.0, "batch")
     by_client = context.add_gaussian(ones(2), torch.tensor([2.0, 3.0]), "batch")
     by_tensor = context.add_gaussian(
@@ -119,5 +123,11 @@ def test_std_of_every_form_scales_one_draw() -> None:
 
 def test_a_replay_is_silent() -> None:
     gradients = ones(2)
-    assert Context(clients=(0, 1)).add_gaussian(gradients, 6.0, "examples") is gradients
-    assert torch.equal(Context().gaussian(torch.ones(2), 6.0, "count"), torch.zeros(2))
+    assert (
+        Context(batch_size=1, noise=None, clients=(0, 1)).add_gaussian(gradients, 6.0, "examples")
+        is gradients
+    )
+    assert torch.equal(
+        Context(batch_size=1, clients=(0,), noise=None).gaussian(torch.ones(2), 6.0, "count"),
+        torch.zeros(2),
+    )

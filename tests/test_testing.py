@@ -58,7 +58,7 @@ class Spoilt(Attack):
             changes = {"inputs": good.inputs * torch.nan}
         elif self.deed == "uncounted":
             rows = torch.arange(leak.n)
-            leak.simulate(good.inputs, good.labels, rows)
+            leak.observations[0].simulate(good.inputs, good.labels, rows)
         elif self.deed == "neighbours":
             changes = {"inputs": good.inputs + good.inputs.mean()}
         elif self.deed == "start":

@@ -31,7 +31,7 @@ from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.gradients import of_batch, per_example
 from leakbench.matching import squared_distance
 from leakbench.models.sigmoid import Convolution, SigmoidNet
-from leakbench.simulation import simulator
+from leakbench.simulation import Simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, Round, capture, run_round
 
@@ -142,7 +142,7 @@ class BatchRecorder(Recorder):
 
 def path(defense: Defense, batches: Sequence[Batch], point: LeakPoint | None, stop: bool) -> Round:
     weights = draw(MODEL)
-    context = Context(clients=tuple(range(len(batches[0].inputs))))
+    context = Context(batch_size=1, noise=None, clients=tuple(range(len(batches[0].inputs))))
     return run_round(
         MODEL, weights, batches, defense, defense.init(weights), context,
         learning_rate=RATE, point=point, stop_at_tap=stop,
@@ -214,7 +214,8 @@ def test_hooks_see_their_place_on_the_path() -> None:
     """A leak in a later round starts counting iterations where the context says."""
     recorder, weights = Recorder(), draw(MODEL)
     run_round(
-        MODEL, weights, digits(1, 2, steps=2), recorder, 0, Context(round=4, iteration=7),
+        MODEL, weights, digits(1, 2, steps=2), recorder, 0,
+        Context(batch_size=1, clients=(0,), noise=None, round=4, iteration=7),
         point=LeakPoint(round=4, iteration=8), stop_at_tap=True,
     )  # fmt: skip
     assert [call[:2] for call in recorder.calls] == [
@@ -237,7 +238,7 @@ def test_noise_of_local_steps_is_independent() -> None:
         seen = [
             run_round(
                 MODEL, weights, [batches[0], batches[0]], which, None,
-                Context(batch_size=2, noise=NoiseStreams(0, ("mnist",))),
+                Context(clients=(0,), batch_size=2, noise=NoiseStreams(0, ("mnist",))),
                 learning_rate=0.0, point=point, stop_at_tap=True,
             ).tapped
             for which in (defense, silent)
@@ -297,7 +298,8 @@ def test_round_equals_plain_loops(
     weights = draw(MODEL, dtype)
     batches = digits(clients, 4, steps, dtype, full=full)
     done = run_round(
-        MODEL, weights, batches, defense, None, Context(clients=tuple(range(clients))),
+        MODEL, weights, batches, defense, None,
+        Context(batch_size=1, noise=None, clients=tuple(range(clients))),
         learning_rate=RATE, point=RECEIPT,
     )  # fmt: skip
     updates = reference_updates(MODEL, weights, batches)
@@ -311,7 +313,7 @@ def test_round_equals_plain_loops(
 def test_one_undefended_step_is_the_mean_gradient() -> None:
     weights = draw(MODEL, torch.float64)
     batches = digits(3, 4, dtype=torch.float64)
-    context = Context(clients=(0, 1, 2))
+    context = Context(batch_size=1, noise=None, clients=(0, 1, 2))
     leaks = [
         capture(MODEL, weights, batches, NoDefense(), context, point, learning_rate=RATE)
         for point in (RECEIPT, UPDATE, BATCH)
@@ -328,7 +330,7 @@ def test_capture_returns_the_victims_asked_for() -> None:
     weights = draw(MODEL)
     batch = digits(3, 5)[0]
     where = torch.tensor([(2, 4), (0, 1), (2, 0)])
-    context = Context(clients=(0, 1, 2))
+    context = Context(batch_size=1, noise=None, clients=(0, 1, 2))
     seen = capture(MODEL, weights, [batch], NoDefense(), context, EXAMPLE, where)
     assert seen.axes == ("client",)
     for row, (client, place) in enumerate(where.tolist()):
@@ -414,7 +416,7 @@ def observe(
 ) -> tuple[Gradients, Replay]:
     """What leaks of every client's batch (example view: of one example each), and its replay."""
     clients, size = batch.inputs.shape[:2]
-    context = Context(clients=tuple(range(clients)), batch_size=size)
+    context = Context(noise=None, clients=tuple(range(clients)), batch_size=size)
     where = torch.stack([torch.arange(clients), torch.zeros(clients, dtype=torch.int64)], dim=1)
     state = defense.init(weights)
     seen = capture(
@@ -433,10 +435,17 @@ def test_simulation_at_the_truth_is_the_leak(
     size = 1 if point == EXAMPLE else 2
     batch = digits(7, size, dtype=dtype)[0]
     seen, replay = observe(defense, weights, point, batch)
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], [replay],
-        torch.zeros(7, dtype=torch.int64), point, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=[replay],
+            replay_of=torch.zeros(7, dtype=torch.int64),
+            point=point,
+            learning_rate=RATE,
+        ),
+    ).simulate
     simulated = simulate(batch.inputs, batch.labels, torch.arange(7))
     assert equal(simulated, seen)
     assert torch.equal(squared_distance(simulated, seen), torch.zeros(7, dtype=dtype))
@@ -451,12 +460,31 @@ def test_truth_is_exact_for_victims_of_large_batches(dtype: torch.dtype) -> None
     batch = Batch(inputs=images.reshape(2, 150, 1, 28, 28), labels=labels.reshape(2, 150))
     where = torch.tensor([(0, 3), (1, 149), (1, 0)])
     seen = capture(
-        MODEL, weights, [batch], CLIPPING, Context(clients=(0, 1)), EXAMPLE, where, chunk_size=64
+        MODEL,
+        weights,
+        [batch],
+        CLIPPING,
+        Context(batch_size=1, noise=None, clients=(0, 1)),
+        EXAMPLE,
+        where,
+        chunk_size=64,
     )
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], [Replay(defense=CLIPPING)],
-        torch.zeros(3, dtype=torch.int64), EXAMPLE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=[
+                Replay(
+                    defense=CLIPPING,
+                    state=None,
+                    context=Context(batch_size=1, clients=(0,), noise=None),
+                )
+            ],
+            replay_of=torch.zeros(3, dtype=torch.int64),
+            point=EXAMPLE,
+        ),
+    ).simulate
     rows = where[:, 0] * 150 + where[:, 1]
     simulated = simulate(images[rows][:, None], labels[rows][:, None], torch.arange(3))
     assert equal(simulated, seen)
@@ -475,29 +503,32 @@ def test_replays_of_several_defenses_do_not_mix(point: LeakPoint) -> None:
         },
         ("client",),
     )
-    observations = [Observation(weights=weights, gradients=seen)]
     guess = torch.rand(batch.inputs.shape, generator=torch.Generator().manual_seed(2))
     everyone = torch.arange(10)
-    together = simulator(MODEL, observations, [run[1] for run in runs], replay_of, point)
-    mixed = together(guess, batch.labels, everyone)
+    replays = [run[1] for run in runs]
+    run = Simulator(model=MODEL, replays=replays, replay_of=replay_of, point=point)
+    together = Observation(weights=weights, gradients=seen, run=run)
+    mixed = together.simulate(guess, batch.labels, everyone)
     for number, (_, replay) in enumerate(runs):
-        alone = simulator(MODEL, observations, [replay], torch.zeros_like(replay_of), point)
+        run = replace(run, replays=[replay], replay_of=torch.zeros_like(replay_of))
+        alone = replace(together, run=run)
         rows = everyone[replay_of == number]
-        assert equal(alone(guess[rows], batch.labels[rows], rows), mixed.select(rows))
-    assert equal(together(batch.inputs, batch.labels, everyone), seen)
+        assert equal(alone.simulate(guess[rows], batch.labels[rows], rows), mixed.select(rows))
+    assert equal(together.simulate(batch.inputs, batch.labels, everyone), seen)
 
 
 def test_simulation_uses_the_weights_of_its_observation() -> None:
     batch = digits(4, 1)[0]
-    observations, leaks = [], []
+    observations = []
     for seed in (3, 4):
         weights = draw(MODEL, seed=seed)
         seen, replay = observe(NoDefense(), weights, EXAMPLE, batch)
-        observations.append(Observation(weights=weights, gradients=seen))
-        leaks.append(seen)
-    simulate = simulator(MODEL, observations, [replay], torch.zeros(4, dtype=torch.int64), EXAMPLE)
-    for number, seen in enumerate(leaks):
-        assert equal(simulate(batch.inputs, batch.labels, torch.arange(4), number), seen)
+        nobody = torch.zeros(4, dtype=torch.int64)
+        run = Simulator(model=MODEL, replays=[replay], replay_of=nobody, point=EXAMPLE)
+        observations.append(Observation(weights=weights, gradients=seen, run=run))
+    for seen in observations:
+        found = seen.simulate(batch.inputs, batch.labels, torch.arange(4))
+        assert equal(found, seen.gradients)
 
 
 @pytest.mark.parametrize("defense", SEVERAL, ids=lambda defense: defense.name)
@@ -511,16 +542,21 @@ def test_simulation_is_differentiable(defense: Defense, point: LeakPoint) -> Non
     image = data.load("mnist").candidates[:1, :, 8:20:2, 8:20:2].double()[None]
     labels = torch.tensor([[1]])
     where = torch.zeros(1, 2, dtype=torch.int64)
-    state, context = defense.init(weights), Context()
+    state, context = defense.init(weights), Context(batch_size=1, clients=(0,), noise=None)
     seen = capture(
         model, weights, [Batch(inputs=image, labels=labels)], defense, context, point, where,
         state=state,
     )  # fmt: skip
-    simulate = simulator(
-        model, [Observation(weights=weights, gradients=seen)],
-        [Replay(defense=defense, state=state, context=context)], torch.zeros(1, dtype=torch.int64),
-        point,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=model,
+            replays=[Replay(defense=defense, state=state, context=context)],
+            replay_of=torch.zeros(1, dtype=torch.int64),
+            point=point,
+        ),
+    ).simulate
 
     def leaked(inputs: Tensor) -> Tensor:
         return simulate(inputs, labels, torch.arange(1)).flatten()
@@ -534,7 +570,8 @@ def test_gradients_without_examples_count_for_nothing() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
     weights = draw(MODEL)
     done = run_round(
-        MODEL, weights, [replace(batch, mask=mask)], NoDefense(), None, Context(clients=(0, 1)),
+        MODEL, weights, [replace(batch, mask=mask)], NoDefense(), None,
+        Context(batch_size=1, noise=None, clients=(0, 1)),
         point=UPDATE,
     )  # fmt: skip
     assert done.tapped is not None
@@ -552,16 +589,29 @@ def test_a_replay_does_not_depend_on_how_many_victims_it_has() -> None:
     defense = AdaClip()
     where = torch.stack([torch.zeros(16, dtype=torch.int64), torch.arange(16)], dim=1)
     batch = Batch(inputs=images[None], labels=labels[None])
-    context = Context(batch_size=16)
+    context = Context(clients=(0,), noise=None, batch_size=16)
     point = LeakPoint()
     seen = capture(
         model, weights, [batch], defense, context, point, where, state=defense.init(weights)
     )
     replay = Replay(defense=defense, state=defense.init(weights), context=context)
-    simulate = simulator(
-        model, (Observation(weights=weights, gradients=seen),), [Replay(defense=Defense()), replay],
-        torch.tensor([0] * 8 + [1] * 8), point,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=model,
+            replays=[
+                Replay(
+                    defense=Defense(),
+                    state=None,
+                    context=Context(batch_size=1, clients=(0,), noise=None),
+                ),
+                replay,
+            ],
+            replay_of=torch.tensor([0] * 8 + [1] * 8),
+            point=point,
+        ),
+    ).simulate
     rows = torch.arange(16)
     together = simulate(images[:, None], labels[:, None], rows).flatten()
     for victim in range(8, 16):
@@ -592,7 +642,7 @@ def updated(
     leaks, replays = [], []
     for defense in defenses:
         state = defense.init(weights)
-        context = Context(clients=tuple(range(clients)), batch_size=size)
+        context = Context(noise=None, clients=tuple(range(clients)), batch_size=size)
         leaks.append(
             capture(
                 MODEL, weights, batches, defense, context, point, state=state, learning_rate=RATE,
@@ -613,10 +663,18 @@ def test_unrolled_steps_are_a_plain_loop_of_sgd(point: LeakPoint, steps: int, si
     weights = draw(MODEL, torch.float64)
     batches = digits(3, size, steps, torch.float64)
     seen, replays, which = updated(batches, weights, point, Defense())
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
-        local_steps=steps, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=replays,
+            replay_of=which,
+            point=point,
+            local_steps=steps,
+            learning_rate=RATE,
+        ),
+    ).simulate
     # A guess, not the truth, and victims in another order.
     inputs, labels = joined(batches)
     inputs = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).double()
@@ -641,10 +699,18 @@ def test_averaged_steps_are_one_gradient_of_all_examples(
     weights = draw(MODEL, torch.float64)
     batches = digits(2, size, steps, torch.float64)
     seen, replays, which = updated(batches, weights, point, Defense())
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
-        local_steps=steps, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=replays,
+            replay_of=which,
+            point=point,
+            local_steps=steps,
+            learning_rate=RATE,
+        ),
+    ).simulate
     inputs, labels = joined(batches)
     targets = F.one_hot(labels, 10).double() * 0.9 + 0.01 if soft else labels
     found = simulate(inputs, targets, torch.arange(2), local_steps="average")
@@ -669,10 +735,18 @@ def test_the_truth_is_at_distance_0_of_unrolled_steps_alone(
     weights = draw(MODEL, dtype)
     batches = digits(8, 2, 3, dtype)
     seen, replays, which = updated(batches, weights, point, *defenses)
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, point,
-        local_steps=3, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=replays,
+            replay_of=which,
+            point=point,
+            local_steps=3,
+            learning_rate=RATE,
+        ),
+    ).simulate
     inputs, labels = joined(batches)
     everyone = torch.arange(8)
     unrolled = simulate(inputs, labels, everyone, local_steps="unroll")
@@ -685,10 +759,18 @@ def test_unrolled_steps_have_an_order_and_averaged_ones_have_none() -> None:
     weights = draw(MODEL, torch.float64)
     batches = digits(2, 2, 2, torch.float64)
     seen, replays, which = updated(batches, weights, RECEIPT, Defense())
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, RECEIPT,
-        local_steps=2, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=replays,
+            replay_of=which,
+            point=RECEIPT,
+            local_steps=2,
+            learning_rate=RATE,
+        ),
+    ).simulate
     inputs, labels = joined(batches)
     rows = torch.arange(2)
     within, across = [1, 0, 3, 2], [2, 3, 0, 1]
@@ -716,10 +798,18 @@ def test_an_averaged_step_is_as_long_as_all_steps_together(steps: int) -> None:
     weights = draw(MODEL, torch.float64)
     batches = digits(2, 2, steps, torch.float64)
     seen, replays, which = updated(batches, weights, UPDATE, BoundedUpdates())
-    simulate = simulator(
-        MODEL, [Observation(weights=weights, gradients=seen)], replays, which, UPDATE,
-        local_steps=steps, learning_rate=RATE,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=MODEL,
+            replays=replays,
+            replay_of=which,
+            point=UPDATE,
+            local_steps=steps,
+            learning_rate=RATE,
+        ),
+    ).simulate
     inputs, labels = joined(batches)
     found = simulate(inputs, labels, torch.arange(2), local_steps="average")
     for client in range(2):
@@ -748,14 +838,29 @@ def test_simulated_steps_are_differentiable(
     labels, rate = torch.tensor([[1, 2]]), 2.0
     batches = [Batch(inputs=images[:, [i]], labels=labels[:, [i]]) for i in range(2)]
     seen = capture(
-        model, weights, batches, defense, Context(), point, learning_rate=rate,
+        model, weights, batches, defense,
+        Context(batch_size=1, clients=(0,), noise=None),
+        point, learning_rate=rate,
         state=defense.init(weights),
     )  # fmt: skip
-    simulate = simulator(
-        model, [Observation(weights=weights, gradients=seen)],
-        [Replay(defense=defense, state=defense.init(weights))], torch.zeros(1, dtype=torch.int64),
-        point, local_steps=2, learning_rate=rate,
-    )  # fmt: skip
+    simulate = Observation(
+        weights=weights,
+        gradients=seen,
+        run=Simulator(
+            model=model,
+            replays=[
+                Replay(
+                    defense=defense,
+                    state=defense.init(weights),
+                    context=Context(batch_size=1, clients=(0,), noise=None),
+                )
+            ],
+            replay_of=torch.zeros(1, dtype=torch.int64),
+            point=point,
+            local_steps=2,
+            learning_rate=rate,
+        ),
+    ).simulate
 
     def leaked(inputs: Tensor) -> Tensor:
         return simulate(inputs, labels, torch.arange(1), local_steps=local_steps).flatten()

@@ -475,10 +475,8 @@ def test_looks_over_rounds_follow_the_training(write: Write) -> None:
     assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
     noise = [
         look.gradients.tensors["dense3.weight"]
-        - leak.simulate(victim_inputs(), leak_labels(), torch.arange(2), number).tensors[
-            "dense3.weight"
-        ]
-        for number, look in enumerate(leak.observations)
+        - look.simulate(victim_inputs(), leak_labels(), torch.arange(2)).tensors["dense3.weight"]
+        for look in leak.observations
     ]
     # The replay at the truth leaves the noise alone: std 0.5 * C, fresh in every round.
     for one in noise:

@@ -1,0 +1,178 @@
+"""What a notebook imports: one function makes a leak, by the same path as every trial.
+
+import leakbench.api as lb
+from leakbench.defenses.dp_baseline import DPBaseline
+
+leak = lb.leak(model, x, y, weights=weights, defense=DPBaseline(), knowledge="adaptive")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import Defense, Leak, LeakPoint, Model, Observation, Weights
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
+from leakbench.leaking import Granted, Look, Tap
+from leakbench.spec import Grant, Knowledge
+from leakbench.streams import NoiseStreams
+from leakbench.training import Batch, public_gradients
+
+EXAMPLE = LeakPoint()
+"""The gradient of a single example, inside a local step."""
+
+
+def leak(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    weights: Weights | Sequence[Weights],
+    defense: Defense | None = None,
+    knowledge: Knowledge = "naive",
+    point: LeakPoint = EXAMPLE,
+    local_steps: int = 1,
+    learning_rate: float = 0.1,
+    rounds: int = 1,
+    victims: Tensor | None = None,
+    grants: Collection[Grant] = (),
+    candidates: tuple[Tensor, Tensor] | None = None,
+    public: Tensor | None = None,
+    public_labels: Tensor | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
+    classes: int | None = None,
+    seed: int = 0,
+    axes: tuple[str | int, ...] = (),
+) -> Leak:
+    """Train on (x, y) with a defense in place, read gradients, and give an attack what it may know.
+
+    Args:
+        model: a network that takes its weights as an argument; `modules.ModuleModel` makes one of a
+            `torch.nn.Module`. Its loss is what is trained with.
+        x, y: (clients, examples, *input shape) and labels (clients, examples), in the order of the
+            local steps; or (examples, *input shape) and (examples,) of one client. At the tap of
+            single examples every example is a victim, elsewhere every client is one.
+        weights: of the model; several are as many looks at the same victims, in successive rounds
+            from that of `point` on, each with noise of its own.
+        defense: what protects the training; None: nothing.
+        knowledge: "naive" ignores the defense; "adaptive" replays it, and knows its public noise.
+        point: where gradients are read.
+        local_steps: L behind an update (types 0 and 1).
+        learning_rate: of the local steps.
+        rounds: planned ones, for defenses that follow a schedule.
+        victims: at the tap of single examples, (v, 2) pairs (client, place in his batch) of those
+            to reconstruct; None: all, client after client.
+        grants: what the threat model hands out of labels, candidates and public inputs.
+        candidates: (N, *input shape) inputs and (N,) labels.
+        public, public_labels: (m, *input shape) and (m,); some defenses look at their gradients,
+            whoever else is granted the inputs.
+        input_range, classes: public facts; classes None: rows of the model's head.
+        seed, axes: name the streams of noise, which is the same for every defense.
+
+    Raises:
+        LeakbenchError: shapes that do not fit each other, local steps at a type-2 tap, an unknown
+            knowledge or grant, a grant of what is not there, or what the defense refuses.
+    """
+    if knowledge not in ("naive", "adaptive"):
+        raise unknown_name("knowledge", knowledge, ("naive", "adaptive"), "leak")
+    require_at_least("leak", 1, local_steps=local_steps, rounds=rounds)
+    if y.ndim == 1:
+        x, y = x[None], y[None]
+    if y.ndim != 2 or x.shape[:2] != y.shape:
+        raise LeakbenchError(
+            f"leak: x {tuple(x.shape)} and y {tuple(y.shape)} do not belong together; allowed: "
+            "(clients, examples, *input shape) and (clients, examples)"
+        )
+    if point.type == 2 and local_steps != 1:
+        raise LeakbenchError(
+            f"leak: {local_steps} local steps at a type-2 tap, which reads the gradient of one; "
+            "allowed: 1"
+        )
+    if y.shape[1] % local_steps:
+        raise LeakbenchError(
+            f"leak: {y.shape[1]} examples of a client make no {local_steps} local steps of one "
+            "size; allowed: a multiple"
+        )
+    example_view = point.type == 2 and point.view == "example"
+    if victims is None and example_view:
+        victims = torch.cartesian_prod(torch.arange(y.shape[0]), torch.arange(y.shape[1]))
+    if victims is not None and not example_view:
+        raise LeakbenchError(f"leak: victims are chosen at the tap of single examples, not {point}")
+    defense = Defense() if defense is None else defense
+    tap = Tap(
+        model=model,
+        point=point,
+        batch_size=y.shape[1] // local_steps,
+        local_steps=local_steps,
+        learning_rate=learning_rate,
+        rounds=rounds,
+    )
+    batches = [
+        Batch(inputs=some, labels=theirs)
+        for some, theirs in zip(
+            x.chunk(local_steps, dim=1), y.chunk(local_steps, dim=1), strict=True
+        )
+    ]
+    known_gradients = None
+    if public is not None and public_labels is not None:
+        known_gradients = public_gradients(model, public, public_labels)
+    several = [weights] if isinstance(weights, Mapping) else list(weights)
+    observations, looks, adaptive = [], [], knowledge == "adaptive"
+    for number, used in enumerate(several):
+        begun = tap.begin(defense, used)
+        look = tap.look(defense, used, begun, point.round + number, known_gradients)
+        gradients = tap.capture(
+            defense, look, batches,
+            clients=range(len(y)),
+            noise=NoiseStreams(seed, axes + (("look", number) if number else ())),
+            victims=victims,
+        )  # fmt: skip
+        replay = tap.replay(defense, look) if adaptive else tap.naive_replay(look)
+        observations.append(tap.observation(used, gradients, [replay]))
+        looks.append(look)
+    labels = y if victims is None else y[victims[:, 0], victims[:, 1]][:, None]
+    return tap.leak(
+        observations,
+        round=point.round,
+        input_shape=tuple(x.shape[2:]),
+        input_range=input_range,
+        classes=len(several[0][model.head]) if classes is None else classes,
+        noise_std=_known_noise(tap, defense, looks[0], observations[0]) if adaptive else None,
+        granted=_granted(grants, labels, candidates, public),
+    )
+
+
+def _known_noise(tap: Tap, defense: Defense, look: Look, seen: Observation) -> dict[str, Tensor]:
+    """(n,) std of the noise on each tensor, nan where it is not published."""
+    public = tap.noise_std(defense, look) or {}
+    return {
+        name: value.new_full((len(value),), public.get(name, math.nan))
+        for name, value in seen.gradients.tensors.items()
+    }
+
+
+def _granted(
+    grants: Collection[Grant],
+    labels: Tensor,
+    candidates: tuple[Tensor, Tensor] | None,
+    public: Tensor | None,
+) -> Granted:
+    found = Granted()
+    for grant in grants:
+        if grant not in get_args(Grant):
+            raise unknown_name("grant", grant, get_args(Grant), "leak")
+    if "labels" in grants:
+        found["labels"] = labels
+    if "candidates" in grants:
+        if candidates is None:
+            raise LeakbenchError("leak: 'candidates' are granted, and there are none")
+        found["candidates"], found["candidate_labels"] = candidates
+    if "public" in grants:
+        if public is None:
+            raise LeakbenchError("leak: 'public' inputs are granted, and there are none")
+        found["public"] = public
+    return found
