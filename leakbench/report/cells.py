@@ -25,7 +25,7 @@ from leakbench.report.content import (
     RuleEntry,
 )
 from leakbench.report.measured import (
-    Rule,
+    LabelledRule,
     Trials,
     collect,
     distinct,
@@ -155,7 +155,7 @@ def _attackers(plan: Plan) -> tuple[Attacker, ...]:
 
 def _cell(
     trials: Trials,
-    rules: Sequence[Rule],
+    rules: Sequence[LabelledRule],
     plan: Plan,
     *,
     ceiling: float | None,
@@ -241,7 +241,7 @@ def _flags(
 
 
 def _above_ceiling(
-    rules: Sequence[Rule], asr: Mapping[str, Interval], ceiling: float | None
+    rules: Sequence[LabelledRule], asr: Mapping[str, Interval], ceiling: float | None
 ) -> bool:
     """Whether even the lower end of how many were named (top 1) is above what was promised."""
     ends = [asr[rule.name].low for rule in rules if rule.judged.identifies_first]

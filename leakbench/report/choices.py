@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leakbench.report.content import CostEntry
-from leakbench.report.measured import Rule, rules_of
+from leakbench.report.measured import LabelledRule, rules_of
 from leakbench.report.renderings import markdown_table
 from leakbench.report.tables import Table
 from leakbench.report.words import (
@@ -115,7 +115,7 @@ def to_json(plan: Plan, choices: Sequence[Choice]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _rule(plan: Plan, choices: Sequence[Choice]) -> Rule:
+def _rule(plan: Plan, choices: Sequence[Choice]) -> LabelledRule:
     """The rule that all choices were made by."""
     return next(rule for rule in rules_of(plan) if rule.name == choices[0].criteria.rule)
 
@@ -157,7 +157,7 @@ def to_markdown(plan: Plan, choices: Sequence[Choice]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _guide(rule: Rule, criteria: Criteria) -> tuple[str, ...]:
+def _guide(rule: LabelledRule, criteria: Criteria) -> tuple[str, ...]:
     allowed = f"no attacker has a success by the rule '{rule.label}'"
     if criteria.at_most is not None:
         allowed = (
@@ -180,7 +180,7 @@ def _ties(criteria: Criteria) -> str:
     return " x ".join(criteria.ties)
 
 
-def _section(plan: Plan, choice: Choice, rule: Rule) -> list[str]:
+def _section(plan: Plan, choice: Choice, rule: LabelledRule) -> list[str]:
     parts = [f"## {choice.title} ({choice.dataset})"]
     chosen, least = choice.chosen, choice.least_leaking
     if chosen is not None:
@@ -204,7 +204,7 @@ def _table(table: Table) -> list[str]:
     return [f"**{table.caption}**", markdown_table(table)]
 
 
-def _chosen_table(chosen: MeasuredSetting, rules: Sequence[Rule]) -> Table:
+def _chosen_table(chosen: MeasuredSetting, rules: Sequence[LabelledRule]) -> Table:
     """A row an attacker and rule, on fresh victims."""
     rows = []
     for attacked in chosen.fresh:
@@ -237,7 +237,7 @@ def _cost(cost: CostEntry) -> str:
     )
 
 
-def _all_table(choice: Choice, rule: Rule) -> Table:
+def _all_table(choice: Choice, rule: LabelledRule) -> Table:
     """A row a setting; rates are those of its worst attacker on each half."""
     rows, criteria = [], choice.criteria
     for setting in choice.settings:

@@ -22,7 +22,7 @@ from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.metrics.pixels import squared_error, structural_similarity
 from leakbench.records import Key, Record, Run
 from leakbench.report.drawing import Column, Image, Picture, Row, render
-from leakbench.report.measured import Rule, rules_of
+from leakbench.report.measured import LabelledRule, rules_of
 from leakbench.report.words import compact
 from leakbench.spec import JUDGED, Cell, Plan
 
@@ -153,7 +153,7 @@ def _of(planned: PlannedCell, records: Mapping[Key, Record]) -> list[Record]:
     return [records[key] for key in keys if key in records]
 
 
-def _frame_rule(plan: Plan) -> Rule | None:
+def _frame_rule(plan: Plan) -> LabelledRule | None:
     """The rule whose successes are framed: the suite's first strict one."""
     return next((rule for rule in rules_of(plan) if rule.judged.needs_recovery), None)
 
@@ -243,7 +243,7 @@ def _pictures(
     original: Original,
     alike: Mapping[tuple[str, str], Record],
     columns: Sequence[Column],
-    rule: Rule | None,
+    rule: LabelledRule | None,
     shelf: _Shelf,
 ) -> tuple[Picture, ...]:
     fixed = {
@@ -278,7 +278,7 @@ def _shown(image: Image | None) -> Image | None:
     return fields.reshape(1, -1, side)
 
 
-def _reconstruction(record: Record | None, rule: Rule | None, shelf: _Shelf) -> Picture:
+def _reconstruction(record: Record | None, rule: LabelledRule | None, shelf: _Shelf) -> Picture:
     if record is None:
         return Picture(image=None, caption="")
     if record["status"] not in JUDGED:

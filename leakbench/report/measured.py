@@ -28,7 +28,7 @@ Spent = Literal["steps", "evaluations"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class LabelledRule:
     """A success rule with what a report says about it."""
 
     judged: SuccessRule
@@ -61,10 +61,10 @@ class Rule:
         return spent
 
 
-def rules_of(plan: Plan) -> tuple[Rule, ...]:
+def rules_of(plan: Plan) -> tuple[LabelledRule, ...]:
     """The success rules of a plan, in the order of the suite file."""
     return tuple(
-        Rule(judged=make_rule(**rule.judged()), label=rule.label, paper=rule.paper)
+        LabelledRule(judged=make_rule(**rule.judged()), label=rule.label, paper=rule.paper)
         for rule in plan.rules
     )
 
@@ -106,7 +106,7 @@ class Trials:
         """Networks with at least one trial."""
         return sum(1 for network in self.entering if network)
 
-    def rate(self, rule: Rule) -> Interval:
+    def rate(self, rule: LabelledRule) -> Interval:
         """Rate over planned trials; crashed ones are failures, but might have been anything.
 
         The interval reaches up to where it would with every crashed trial a success: a defense
@@ -120,7 +120,7 @@ class Trials:
         return Interval(low.value, low.low, self.success_interval(rule, crashed=True).high)
 
     def success_interval(
-        self, rule: Rule, *, level: float = 0.95, crashed: bool = False
+        self, rule: LabelledRule, *, level: float = 0.95, crashed: bool = False
     ) -> Interval:
         """Success rate with its interval; a trial that came to nothing counts as `crashed` says.
 
@@ -133,11 +133,11 @@ class Trials:
         batches = [[record["batch"] for record in network] for network in self.entering]
         return rate_interval(outcomes, level=level, groups=batches)
 
-    def successes(self, rule: Rule) -> list[list[Record]]:
+    def successes(self, rule: LabelledRule) -> list[list[Record]]:
         """Judged trials that meet the rule, a list a network."""
         return [[record for record in network if rule.met(record)] for network in self.judged]
 
-    def effort_to_success(self, rule: Rule, effort: Spent) -> Effort:
+    def effort_to_success(self, rule: LabelledRule, effort: Spent) -> Effort:
         """Steps or evaluations to the first iterate that passes, of all trials and of successes.
 
         An attack that ended by itself (converged, nan) or crashed will never succeed: it is
@@ -155,7 +155,7 @@ class Trials:
             mean_of_successes=fmean(found) if found else None,
         )
 
-    def start_passes(self, rule: Rule) -> bool:
+    def start_passes(self, rule: LabelledRule) -> bool:
         """Whether the start is a success for every victim: then the rate measures nothing."""
         judged = self.all_judged
         return bool(judged) and all(rule.first(record) == 0 for record in judged)

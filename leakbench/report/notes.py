@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leakbench.report.content import Note, ReportCell
-from leakbench.report.measured import Rule
+from leakbench.report.measured import LabelledRule
 from leakbench.spec import SuiteNote
 
 SAME_AS = "same_as: "
@@ -15,7 +15,7 @@ SAME_AS = "same_as: "
 def notes_of(
     remarks: Sequence[SuiteNote],
     cells: Sequence[ReportCell],
-    rules: Sequence[Rule],
+    rules: Sequence[LabelledRule],
     label_priors: Mapping[str, float],
     unmeasured: Mapping[tuple[str, str], Sequence[str]],
 ) -> tuple[Note, ...]:
@@ -89,7 +89,7 @@ def _same_notes(cells: Sequence[ReportCell]) -> list[Note]:
     return notes
 
 
-def _start_notes(cells: Sequence[ReportCell], rules: Sequence[Rule]) -> list[Note]:
+def _start_notes(cells: Sequence[ReportCell], rules: Sequence[LabelledRule]) -> list[Note]:
     """Rules that the start image meets for every victim of a data set."""
     notes = []
     measured = [cell for cell in cells if cell.networks]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from leakbench.errors import LeakbenchError
 from leakbench.report.content import PrintedEntry, Reading, Readings, VerdictEntry
-from leakbench.report.measured import Rule, Trials
+from leakbench.report.measured import LabelledRule, Trials
 from leakbench.spec import Printed
 from leakbench.statistics import (
     Interval,
@@ -39,7 +39,9 @@ def printed_entry(printed: Printed) -> PrintedEntry:
     )
 
 
-def verdict_of(trials: Trials, rules: Sequence[Rule], printed: Printed, file: str) -> VerdictEntry:
+def verdict_of(
+    trials: Trials, rules: Sequence[LabelledRule], printed: Printed, file: str
+) -> VerdictEntry:
     """Each printed number against each reading of what it may mean.
 
     Args:
@@ -124,7 +126,9 @@ def _number(text: str, where: str, highest: float = inf) -> float:
     return value
 
 
-def _error_reading(trials: Trials, rule: Rule, kind: str, printed: float, text: str) -> Reading:
+def _error_reading(
+    trials: Trials, rule: LabelledRule, kind: str, printed: float, text: str
+) -> Reading:
     """Mean error over successes under `rule`, or over all where none succeeds, as in the paper.
 
     kind: "rmse" takes the root of each mean squared error; a distance is a root already.
@@ -139,7 +143,7 @@ def _error_reading(trials: Trials, rule: Rule, kind: str, printed: float, text: 
 
 
 def _iteration_readings(
-    trials: Trials, rules: Sequence[Rule], printed: float, text: str, *, at_limit: bool
+    trials: Trials, rules: Sequence[LabelledRule], printed: float, text: str, *, at_limit: bool
 ) -> Readings:
     """Mean first step of successes under each rule, and the steps spent by all ("own_stop").
 
@@ -196,7 +200,9 @@ def _reading(values: Sequence[Sequence[float]], printed: float, text: str, over:
 # ------------------------------------------------------------------------------ in a sentence
 
 
-def _sentence(found: VerdictEntry, trials: Trials, rules: Sequence[Rule], printed: Printed) -> str:
+def _sentence(
+    found: VerdictEntry, trials: Trials, rules: Sequence[LabelledRule], printed: Printed
+) -> str:
     """Which reading, if any, reproduces each printed number."""
     if not trials.all_entering:
         return "Nothing was measured."

@@ -39,11 +39,11 @@ ANY_DATA_SET = "*"
 """Key of a table by data set for those that it does not name."""
 
 
-class Table(BaseModel):
+class TomlTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class PretrainingTable(Table):
+class PretrainingTable(TomlTable):
     """[model.pretraining] Adam on the training images before the attack, without any defense."""
 
     epochs: Positive
@@ -51,7 +51,7 @@ class PretrainingTable(Table):
     learning_rate: Annotated[float, Field(gt=0)] = 0.001
 
 
-class ModelTable(Table):
+class ModelTable(TomlTable):
     """[model] network, how its weights are drawn, and whether it is trained before the attack.
 
     parameters: of the plugin, e.g. { widths = [64, 32] }; those not named keep its defaults.
@@ -63,7 +63,7 @@ class ModelTable(Table):
     pretraining: PretrainingTable | None = None
 
 
-class TrainingTable(Table):
+class TrainingTable(TomlTable):
     """[training] batch_size a data set, "*" for others; iterations planned, of federated rounds.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
@@ -101,7 +101,7 @@ class TrainingTable(Table):
         }
 
 
-class LeakTable(Table):
+class LeakTable(TomlTable):
     """[leak] where and when the gradient is read.
 
     type, view: see `contracts.LeakPoint`. at: the round (in central training: iteration) of the
@@ -124,7 +124,7 @@ class LeakTable(Table):
         return [first + step * look for look in range(self.observations)]
 
 
-class AttackTable(Table):
+class AttackTable(TomlTable):
     """[attack] hyper-parameters (those not named keep the plugin's defaults) and threat model.
 
     grants: what the attacker is handed beside model, weights and gradients. knowledge: which of
@@ -137,7 +137,7 @@ class AttackTable(Table):
     knowledge: Annotated[list[Knowledge], Field(min_length=1)] | None = None
 
 
-class VariantTable(Table):
+class VariantTable(TomlTable):
     """[[variants]] a row for every defense, with tables of its own instead of the suite's."""
 
     id: Identifier
@@ -149,13 +149,13 @@ class VariantTable(Table):
     attack: AttackTable | None = None
 
 
-class KnowledgeTable(Table):
+class KnowledgeTable(TomlTable):
     """[knowledge.naive], [knowledge.adaptive]: what this attacker sets differently."""
 
     parameters: dict[str, Scalar] = {}
 
 
-class DefenseKeys(Table):
+class DefenseKeys(TomlTable):
     """Keys of [[defenses]], one row of the table; `datasets` restricts an extra row to some."""
 
     name: str
@@ -180,7 +180,7 @@ class DefenseGridTable(DefenseKeys):
     parameters: dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1)]] = {}
 
 
-class RuleTable(Table):
+class RuleTable(TomlTable):
     """[[rules]] what counts as a success (see `metrics.rules`).
 
     parameters: fields of the kind that are no keys of their own here.
@@ -209,7 +209,7 @@ class RuleTable(Table):
         return Rule(**self.model_dump())
 
 
-class RuleSetTable(Table):
+class RuleSetTable(TomlTable):
     """[[rules]] the rules of a named set in place of one; the other keys, of all of them."""
 
     set: str
@@ -218,7 +218,7 @@ class RuleSetTable(Table):
     paper: bool | None = None
 
 
-class PrintedTable(Table):
+class PrintedTable(TomlTable):
     """[[printed]] one printed cell, strings as printed; its distance is an MSE or its root.
 
     succeeds: where the paper says of one example whether the attack succeeded, and no rate.
@@ -243,7 +243,7 @@ class PrintedTable(Table):
         return Printed(**self.model_dump())
 
 
-class UtilityTable(Table):
+class UtilityTable(TomlTable):
     """[utility] what training with each defense costs: accuracy, epsilon, time.
 
     model, training: of these trainings; those of the suite where not given. They use the whole
@@ -260,7 +260,7 @@ class UtilityTable(Table):
     defenses: Annotated[list[str], Field(min_length=1)] | None = None
 
 
-class PrintedUtilityTable(Table):
+class PrintedUtilityTable(TomlTable):
     """[[printed_utility]] the accuracy a paper prints for a defense, as printed."""
 
     dataset: str
@@ -272,7 +272,7 @@ class PrintedUtilityTable(Table):
         return PrintedUtility(**self.model_dump())
 
 
-class RowsTable(Table):
+class RowsTable(TomlTable):
     """[[printed]] or [[printed_utility]] many at once: `rows` of strings under `columns`.
 
     The columns are keys of the table; those that are the same in all rows may stand beside them.
@@ -285,7 +285,7 @@ class RowsTable(Table):
     variant: str | None = None
 
 
-class NoteTable(Table):
+class NoteTable(TomlTable):
     """[[notes]] why a number cannot be reproduced, or what was chosen where the paper is silent."""
 
     text: str
@@ -301,7 +301,7 @@ class NoteTable(Table):
         )
 
 
-class GalleryTable(Table):
+class GalleryTable(TomlTable):
     """[gallery] victims are those at these MSE quantiles of a reference cell, best first."""
 
     quantiles: Annotated[list[Fraction], Field(min_length=1)] = [0.5]
@@ -314,14 +314,14 @@ class GalleryTable(Table):
         return GalleryRule(**self.model_dump() | {"quantiles": tuple(self.quantiles)})
 
 
-class UtilityProfileTable(Table):
+class UtilityProfileTable(TomlTable):
     """[profiles.*.utility] networks to train, 0 for none, and rounds in place of the suite's."""
 
     networks: Annotated[int, Field(ge=0)] = 1
     iterations: Positive | None = None
 
 
-class ProfileTable(Table):
+class ProfileTable(TomlTable):
     """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
 
     victims: images a network, cut down to whole batches where a victim is a batch. datasets: those
@@ -337,7 +337,7 @@ class ProfileTable(Table):
     utility: UtilityProfileTable = UtilityProfileTable()
 
 
-class SuiteKeys(Table):
+class SuiteKeys(TomlTable):
     """All of a suite file but the tables that have a short form."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
