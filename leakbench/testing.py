@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
@@ -63,9 +63,10 @@ POINT = LeakPoint()
 def check_plugin(kind: registry.Kind, name: str) -> str:
     """Import a plugin and run its contract tests with default parameters; "" or what is wrong."""
     try:
-        plugin = registry.load(kind, name)()
-        check = {"attacks": check_attack, "defenses": check_defense, "models": check_model}[kind]
-        check(plugin)
+        checks: dict[registry.Kind, Callable[[Any], None]] = {
+            "attacks": check_attack, "defenses": check_defense, "models": check_model,
+        }  # fmt: skip
+        checks[kind](registry.load(kind, name)())
     except LeakbenchError as error:
         return str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may fail in any way: that is the answer
@@ -445,12 +446,15 @@ def _check_rowwise(path: _Path, rows: Gradients) -> None:
     whole, after = path.defense.on_examples(rows, state, context)
     require(after is state, "rowwise: on_examples returns another state than it was given")
     for piece in range(rows.leading[1]):
-        some = rows.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
-        shown, _ = path.defense.on_examples(some, state, context)
-        own = whole.map(lambda _, value, piece=piece: value[:, piece : piece + 1])
+        shown, _ = path.defense.on_examples(_one_row(rows, piece), state, context)
         require(
-            _agree(shown, own), "rowwise: what on_examples makes of a row depends on other rows"
+            _agree(shown, _one_row(whole, piece)),
+            "rowwise: what on_examples makes of a row depends on other rows",
         )
+
+
+def _one_row(rows: Gradients, number: int) -> Gradients:
+    return rows.map(lambda _, value: value[:, number : number + 1])
 
 
 def _check_promises(defense: Defense, weights: Weights, setting: Setting) -> None:
