@@ -22,8 +22,8 @@ from torch import Tensor
 from leakbench.metrics.contract import Comparison, NotMeasured
 from leakbench.metrics.mse import mse
 from leakbench.metrics.registry import all_metrics, judge_versions
-from leakbench.metrics.rules import BEST_BASELINE, TRIVIAL, SuccessRule
-from leakbench.spec import canonical
+from leakbench.metrics.rules import BEST_BASELINE, TRIVIAL, SuccessRule, make_rule
+from leakbench.spec import Rule, canonical
 from leakbench.victims import Victims
 
 
@@ -253,6 +253,11 @@ class Judge:
         """By the first rule that asks for the image itself."""
         exact = next((rule for rule in self.rules if rule.needs_recovery), None)
         return exact is not None and exact.judge({**numbers, BEST_BASELINE: best_baseline})
+
+
+def judge_by(rules: Sequence[Rule], root: Path | None) -> Judge:
+    """Who judges by a suite's rules; root: the folder of the full data."""
+    return Judge(rules=tuple(make_rule(**rule.judged()) for rule in rules), data_root=root)
 
 
 def _first(

@@ -10,30 +10,33 @@ import torch
 from leakbench.data import Dataset, load
 from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
-from leakbench.judging import Descent, Judge, judged_record, unpacked
+from leakbench.judging import Descent, Judge, judge_by, judged_record, unpacked
 from leakbench.records import Key, Record, Run
-from leakbench.spec import JUDGED
-from leakbench.trials import judge_of
+from leakbench.spec import JUDGED, Rule
 from leakbench.victims import Victims
 
 
 def rejudged(
-    run: Run, cells: Sequence[PlannedCell], records: Mapping[Key, Record], root: Path | None
+    run: Run,
+    cells: Sequence[PlannedCell],
+    rules: Sequence[Rule],
+    records: Mapping[Key, Record],
+    root: Path | None,
 ) -> Iterator[list[Record]]:
-    """Records of `cells` that another judge judged, as theirs of today would; a file at a time.
+    """Records of `cells` that another judge judged, judged by these `rules`; a file at a time.
 
     root: the folder of the full data. Nothing is attacked: reconstructions come from the run.
 
     Raises:
         LeakbenchError: arrays or data that are not there, or are not those of the run.
     """
+    judge = judge_by(rules, root)
     for cell in cells:
         by_file: dict[str, list[Record]] = {}
-        for record in outdated(cell, records):
+        for record in outdated(cell, judge, records):
             by_file.setdefault(record["host"]["arrays"]["file"], []).append(record)
         if not by_file:
             continue
-        judge = judge_of(cell.cell, root)
         dataset = load(cell.cell.source, root)
         if cell.data not in ("", dataset.checksum):
             text = f"{cell.cell.dataset}: other data than the run's, which cannot be judged by it"
@@ -42,11 +45,10 @@ def rejudged(
             yield _rejudged(run, file, some, dataset, judge)
 
 
-def outdated(cell: PlannedCell, records: Mapping[Key, Record]) -> list[Record]:
+def outdated(cell: PlannedCell, judge: Judge, records: Mapping[Key, Record]) -> list[Record]:
     """Its records that other rules or metrics judged."""
-    digest = judge_of(cell.cell, None).digest
     found = [records[key] for key in ([] if cell.skip else cell.trials()) if key in records]
-    return [r for r in found if r["status"] in JUDGED and r["judge"] != digest]
+    return [r for r in found if r["status"] in JUDGED and r["judge"] != judge.digest]
 
 
 def _rejudged(

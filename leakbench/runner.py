@@ -27,12 +27,13 @@ from leakbench.arithmetic import processor
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import WorkerLost
+from leakbench.judging import judge_by
 from leakbench.manifest import Manifest
 from leakbench.planning import Platform
 from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.rescoring import outdated, rejudged
-from leakbench.spec import JUDGED, Plan, canonical
+from leakbench.spec import JUDGED, Plan, Rule, canonical
 from leakbench.trials import Chunk, ChunkResult, failed, run_chunk
 from leakbench.utility import Training, failed_training, run_training
 
@@ -100,6 +101,7 @@ def todo(
 def chunks(
     planned: Sequence[PlannedCell],
     left: set[Key],
+    rules: tuple[Rule, ...],
     root: Path | None,
     device: str,
     most: int,
@@ -139,6 +141,7 @@ def chunks(
                     identities=tuple(cell.identities[number] for cell in cells),
                     network=number,
                     trials=tuple((of, victim) for of, victim, _ in some),
+                    rules=rules,
                     root=root,
                     device=device,
                 )
@@ -205,7 +208,7 @@ def run(
         # A training keeps one worker busy for minutes: all of them come first.
         work: list[Work] = [
             *trainings(trained, left, root, device),
-            *chunks(planned, left, root, device, chunk_size, whole=bool(dependent)),
+            *chunks(planned, left, plan.rules, root, device, chunk_size, whole=bool(dependent)),
         ]
         interrupted, errors = False, 0
         done = len(everything) - len(left)
@@ -213,9 +216,10 @@ def run(
             plan=plan, cells=tuple(planned), trainings=tuple(trained),
             facts=_facts(plan, both, device, platform, dependent),
         )  # fmt: skip
-        stale = any(outdated(cell, records) for cell in planned)
+        judge = judge_by(plan.rules, root)
+        stale = any(outdated(cell, judge, records) for cell in planned)
         manifest = _write_manifest(writer, content, bool(work) or stale)
-        again = _judge_again(writer, planned, records, root, manifest)
+        again = _judge_again(writer, content, records, root, manifest)
         begun = time.monotonic()
         with closing(_results(work, workers)) as timed:
             for piece, result, seconds in timed:
@@ -263,14 +267,14 @@ def _write_manifest(writer: Writer, content: Manifest, needed: bool) -> str:
 
 def _judge_again(
     writer: Writer,
-    planned: Sequence[PlannedCell],
+    content: Manifest,
     records: Mapping[Key, Record],
     root: Path | None,
     manifest: str,
 ) -> int:
     """Judge what other rules or metrics judged; says how many trials."""
     count = 0
-    for some in rejudged(writer.run, planned, records, root):
+    for some in rejudged(writer.run, content.cells, content.plan.rules, records, root):
         writer.append([{**r, "host": {**r["host"], "manifest": manifest}} for r in some])
         count += len(some)
     return count
@@ -287,7 +291,7 @@ def rescore(run: Run, root: Path | None) -> int:
         facts = {**known.facts, "number": len(run.manifests()) + 1}
         content = manifests.to_json(replace(known, facts=facts))
         records = run.records()
-        return _judge_again(writer, known.cells, records, root, writer.manifest(content))
+        return _judge_again(writer, known, records, root, writer.manifest(content))
 
 
 def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:

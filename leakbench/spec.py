@@ -175,7 +175,7 @@ def row_name(variant: str, defense: str) -> str:
 class Cell:
     """One cell of the table with every parameter spelled out.
 
-    `rules` and all `parameters` are complete (after defaults), so that `spec()` says all that
+    All `parameters` are complete (after defaults), so that `spec()` says all that
     decides a result but the data, the weights and the code. `rounds` are those of the looks;
     `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
     `own` says where the data are if they are the user's own; `dataset` is their name all the same.
@@ -204,7 +204,6 @@ class Cell:
     attack_parameters: Parameters
     knowledge: Knowledge
     grants: tuple[Grant, ...]
-    rules: tuple[Mapping[str, Any], ...]
     snapshots: tuple[int, ...]
     seed: int
     dtype: str
@@ -257,9 +256,9 @@ class Cell:
         return None if value is None else str(value)
 
     def spec(self) -> dict[str, Any]:
-        """JSON-able description of what is attacked: rows' names, paths and rules are not."""
+        """JSON-able description of what is attacked: names of rows and paths change nothing."""
         spec = dataclasses.asdict(self)
-        for name in ("variant", "defense_id", "label", "own", "rules"):
+        for name in ("variant", "defense_id", "label", "own"):
             del spec[name]
         return spec
 

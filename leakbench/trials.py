@@ -38,15 +38,14 @@ from leakbench.contracts import (
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
-from leakbench.judging import Judge, Onlooker, blame, flags, judged_record, packed, plain
+from leakbench.judging import Onlooker, blame, flags, judge_by, judged_record, packed, plain
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.metrics.registry import all_metrics
-from leakbench.metrics.rules import make_rule
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
-from leakbench.spec import Cell, Schedule, UtilityCell, canonical
+from leakbench.spec import Cell, Rule, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
 from leakbench.victims import Victims, label_overlap
@@ -66,6 +65,7 @@ class Chunk:
     identities: tuple[str, ...]
     network: int
     trials: tuple[tuple[int, int], ...]
+    rules: tuple[Rule, ...]
     root: Path | None
     device: str
 
@@ -572,11 +572,6 @@ class _Attacked:
     accuracy: float
 
 
-def judge_of(cell: Cell, root: Path | None) -> Judge:
-    """Who judges a cell's trials."""
-    return Judge(rules=tuple(make_rule(**rule) for rule in cell.rules), data_root=root)
-
-
 def _records(attacked: _Attacked) -> tuple[Record, ...]:
     chunk, victims, result = attacked.chunk, attacked.victims, attacked.result
     guesses = result.labels.detach().cpu().gather(1, attacked.places).flatten().tolist()
@@ -620,7 +615,7 @@ def _records(attacked: _Attacked) -> tuple[Record, ...]:
                 ),
             }
         )
-    judged = judge_of(chunk.cells[0], chunk.root).judge(
+    judged = judge_by(chunk.rules, chunk.root).judge(
         attacked.images, victims, attacked.start, attacked.onlooker.raw,
         attacked.onlooker.clamped, [record["blame"] for record in records],
     )  # fmt: skip

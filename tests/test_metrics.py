@@ -634,8 +634,7 @@ def test_a_rule_is_one_file(tmp_path: Path) -> None:
     suite.write_text(text + SUITE_RULE)
     plan = resolve(str(suite))
     assert [rule.name for rule in plan.rules if rule.kind == "at_least"] == ["alike"]
-    (fields,) = (rule for rule in plan.cells[0].rules if rule["kind"] == "at_least")
-    rule = make_rule(**fields)
+    rule = make_rule(**next(r for r in plan.rules if r.kind == "at_least").judged())
     assert [rule.judge({"ssim": value}) for value in (0.89, 0.9, None)] == [False, True, False]
     assert not rule.stepwise
     assert judge_versions()["rule at_least"] == 4

@@ -440,8 +440,8 @@ def leaks(plan: Plan, row: str, knowledge: str = "naive") -> Any:
             raise InterruptedError
 
     chunk = trials.Chunk(
-        cells=(cell,), identities=("x",), network=0, trials=((0, 0), (0, 1)), root=None,
-        device="cpu",
+        cells=(cell,), identities=("x",), network=0, trials=((0, 0), (0, 1)),
+        rules=plan.rules, root=None, device="cpu",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
         patch.setattr(trials, "build_attack", lambda cell: Keep())

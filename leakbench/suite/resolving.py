@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.metrics.rules import make_rule
@@ -175,8 +174,7 @@ def _compared(cell: Cell) -> str:
 
 def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> tuple[Cell, ...]:
     suite, file = asked.suite, asked.file
-    rules = tuple(rule.plain().judged() for rule in suite.rules)
-    _check_rules(rules, file)
+    _check_rules(suite, file)
     cells = []
     for dataset in _datasets(asked):
         for variant in variants:
@@ -223,7 +221,6 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             attack_parameters=parameters.values,
                             knowledge=knowledge,
                             grants=tuple(sorted(set(variant.attack.grants))),
-                            rules=rules,
                             snapshots=tuple(sorted(set(asked.chosen.snapshots))),
                             seed=suite.seed,
                             dtype=suite.dtype,
@@ -235,11 +232,11 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
     return tuple(cells)
 
 
-def _check_rules(rules: Sequence[Mapping[str, Any]], file: str) -> None:
+def _check_rules(suite: Suite, file: str) -> None:
     """What the kind of a rule demands of its other keys."""
-    for rule in rules:
+    for rule in suite.rules:
         try:
-            make_rule(**rule)
+            make_rule(**rule.plain().judged())
         except LeakbenchError as error:
             raise LeakbenchError(f"{file}, key rules: {error}") from None
 
