@@ -30,6 +30,7 @@ app.add_typer(data_app, name="data")
 app.command("list")(about.list_command)
 for command in (
     run.run, run.cloak, run.validate, report.report, report.gallery, report.rescore,
+    report.pack,
     account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)

@@ -7,6 +7,8 @@ A run folder holds::
     reconstructions/*.npz     raw reconstructions, originals, snapshots, loss traces
     .lock                     held by the one writer
 
+A run passed on without its arrays holds `records.jsonl.gz` in place of `records.jsonl`.
+
 A batch of lines is appended by a single write and synced to disk, so a kill leaves at most one
 torn last line; it is cut off under the lock before the next append, and said so. Arrays are written
 to a temporary name and renamed before the lines that mention them. Files are read without pickle.
@@ -14,11 +16,13 @@ to a temporary name and renamed before the lines that mention them. Files are re
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import lzma
 import os
+import shutil
 import struct
 import zipfile
 import zlib
@@ -45,6 +49,9 @@ _DAMAGE = (
 )  # fmt: skip
 
 Record = dict[str, Any]
+MOST_BYTES = 2**30
+"""Of unpacked records; a run of a million trials has less."""
+
 Key = tuple[str, int]
 """(identity of cell and network, victim)."""
 
@@ -60,6 +67,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "records.jsonl"
+        self.packed = folder / "records.jsonl.gz"
 
     @staticmethod
     def existing(folder: Path) -> Run:
@@ -72,12 +80,7 @@ class Run:
     def records(self) -> dict[Key, Record]:
         """Last record of every trial. A torn last line is ignored; `writing` cuts it off."""
         found: dict[Key, Record] = {}
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return found
-        except OSError as error:
-            raise LeakbenchError(f"{self.path}: cannot be read: {error.strerror}") from None
+        lines = self._content().split(b"\n")
         # What follows the last newline is empty, or a torn line.
         for number, line in enumerate(lines[:-1], start=1):
             try:
@@ -95,6 +98,40 @@ class Run:
                 raise LeakbenchError(f"{self.path}, line {number}: {problem}; remove the line")
             found[key(record)] = record
         return found
+
+    def _content(self) -> bytes:
+        """All lines; those of a run passed on without its arrays are compressed."""
+        try:
+            if self.packed.exists() and not self.path.exists():
+                with gzip.open(self.packed) as file:
+                    content = file.read(MOST_BYTES + 1)
+                if len(content) > MOST_BYTES:
+                    text = f"unpacks to more than {MOST_BYTES} bytes"
+                    raise LeakbenchError(f"{self.packed}: {text}")
+                return content
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except _DAMAGE as error:
+            reason = getattr(error, "strerror", None) or error
+            raise LeakbenchError(f"{self.path}: cannot be read: {reason}") from None
+
+    def pack(self, folder: Path) -> None:
+        """Copy what a report needs into a new `folder`: records, compressed, and manifests.
+
+        Raises:
+            LeakbenchError: a folder that is there already, or cannot be written.
+        """
+        records = self.records()  # the last of every trial, and whole
+        try:
+            (folder / "manifests").mkdir(parents=True)
+            for path in self.manifests():
+                shutil.copyfile(path, folder / "manifests" / path.name)
+            data = b"".join(encode(record) for record in records.values())
+            # No time and no name inside: the same run gives the same bytes.
+            (folder / self.packed.name).write_bytes(gzip.compress(data, mtime=0))
+        except OSError as error:
+            raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
 
     def frame(self) -> pandas.DataFrame:
         """One row a trial, a column a field: see `frames.frame`. Trainings are left out."""
@@ -151,6 +188,10 @@ class Writer:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.torn = 0
+        if run.packed.exists():
+            raise LeakbenchError(
+                f"{run.folder}: holds packed records, to be read only; run into another folder"
+            )
         try:
             (run.folder / "manifests").mkdir(parents=True, exist_ok=True)
             (run.folder / "reconstructions").mkdir(exist_ok=True)

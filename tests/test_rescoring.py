@@ -344,6 +344,39 @@ def test_a_record_without_a_field_or_with_another_type_is_one_sentence(
         assert f"line 1: field '{name}" in text and "\n" not in text
 
 
+# ------------------------------------------------------------------------------ passed on
+
+
+def test_a_packed_run_is_small_and_gives_the_same_report(finished: Path, tmp_path: Path) -> None:
+    code, _ = command("pack", str(finished), str(tmp_path / "packed"))
+    assert code == 0
+    assert command("report", str(tmp_path / "packed")) == command("report", str(finished))
+    names = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert names == {"manifests", "records.jsonl.gz", "report.csv", "report.md"}
+    packed, whole = (tmp_path / "packed" / "records.jsonl.gz"), (finished / "records.jsonl")
+    assert packed.stat().st_size < whole.stat().st_size / 2
+    code, text = command("pack", str(finished), str(tmp_path / "packed"))
+    assert code == 2 and "cannot be written: File exists" in text
+    with pytest.raises(LeakbenchError, match="to be read only"):
+        run(write(tmp_path), tmp_path / "packed")
+    code, text = command("rescore", str(tmp_path / "packed"))
+    assert code == 2 and "to be read only" in text
+
+
+@pytest.mark.parametrize("damage", ["torn", "garbage", "bomb"])
+def test_damaged_packed_records_are_one_sentence(
+    finished: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("pack", str(finished), str(tmp_path / "packed"))
+    path = tmp_path / "packed" / "records.jsonl.gz"
+    if damage == "bomb":
+        monkeypatch.setattr("leakbench.records.MOST_BYTES", 1000)
+    else:
+        path.write_bytes(path.read_bytes()[:-20] if damage == "torn" else b"garbage")
+    code, text = command("report", str(tmp_path / "packed"))
+    assert code == 2 and "records.jsonl" in text and "\n" not in text
+
+
 # ------------------------------------------------------------------------------ older runs
 
 OLD = Path(__file__).parent / "old_run"

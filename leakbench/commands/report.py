@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,6 +68,20 @@ def gallery(
         write(html, _render(store, _content(store), Format.html))
 
 
+def pack(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(help="New folder, to pass on or to commit.")],
+) -> None:
+    """Copy a run without its images: small, and all that a report needs."""
+    store = _existing(run)
+    store.pack(folder)
+    write_reports(folder, (Format.md, Format.csv))
+    picture = store.folder / "gallery.png"
+    if picture.exists():
+        shutil.copyfile(picture, folder / picture.name)
+    say(f"packed: {folder}")
+
+
 def rescore(run: RunArgument) -> None:
     """Judge a run again by its own rules and today's metrics; nothing is attacked."""
     store = _existing(run)
@@ -78,13 +94,16 @@ def rescore(run: RunArgument) -> None:
     say(f"{count} trials judged again; {store.folder}/report.md, .html, .json, .csv")
 
 
-def write_reports(folder: Path) -> tuple[str, list[str]]:
-    """Write the report in all formats; returns the Markdown, and cells above their ceiling."""
+def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> tuple[str, list[str]]:
+    """Write the report in these formats, of which Markdown is one.
+
+    Returns the Markdown, and cells above their ceiling.
+    """
     from leakbench.records import Run
 
     store = Run.existing(folder)
     content = _content(store)
-    texts = {format: _render(store, content, format) for format in Format}
+    texts = {format: _render(store, content, format) for format in formats}
     for format, text in texts.items():
         write(folder / f"report.{format.value}", text)
     broken = [
