@@ -27,6 +27,7 @@ COVERED = (
     "leakbench.plugin_files", "leakbench.parameters", "leakbench.plain",
     # They look at results: how they do is in the identity of the judge.
     "leakbench.judging", "leakbench.metrics", "leakbench.records", "leakbench.report",
+    "leakbench.record_types", "leakbench.trial_records",
     # They cannot change a number.
     "leakbench.errors",
 )  # fmt: skip

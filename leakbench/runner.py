@@ -24,6 +24,7 @@ import torch
 from leakbench import manifest as manifests
 from leakbench import planning, probe
 from leakbench.arithmetic import processor
+from leakbench.chunks import Chunk, ChunkResult
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import WorkerLost
@@ -34,7 +35,8 @@ from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.rescoring import outdated, rejudged
 from leakbench.spec import JUDGED, Plan, Rule, canonical
-from leakbench.trials import Chunk, ChunkResult, failed, run_chunk
+from leakbench.trial_records import failed
+from leakbench.trials import run_chunk
 from leakbench.utility import Training, failed_training, run_training
 
 CHUNK = 128

@@ -9,18 +9,16 @@ batch, start and noise follow from the victim.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from leakbench import architectures, registry
+from leakbench.chunks import Chunk, ChunkResult, batch_from
 from leakbench.contracts import (
     Attack,
     Defense,
@@ -38,57 +36,16 @@ from leakbench.contracts import (
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
-from leakbench.judging import Onlooker, blame, flags, judge_by, judged_record, packed, plain
+from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
-from leakbench.metrics.registry import all_metrics
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
-from leakbench.record_types import SCHEMA
-from leakbench.records import Record
-from leakbench.spec import Cell, Rule, Schedule, UtilityCell, canonical
+from leakbench.spec import Cell, Schedule, UtilityCell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
-from leakbench.victims import Victims, label_overlap
+from leakbench.trial_records import AttackedChunk, arrays_of, records_of
+from leakbench.victims import Victims
 from leakbench.weights import Scheme, computed_alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Trials to run together: `trials` are (number of the cell in `cells`, victim).
-
-    A victim is the number of a candidate: of the first one where a gradient was made of several,
-    which follow one another in the list. In their batches they stand in an order of their own,
-    since the list goes through the classes in turn, which an attacker could not know.
-    """
-
-    cells: tuple[Cell, ...]
-    identities: tuple[str, ...]
-    network: int
-    trials: tuple[tuple[int, int], ...]
-    rules: tuple[Rule, ...]
-    root: Path | None
-    device: str
-
-    @property
-    def images(self) -> tuple[tuple[int, int], ...]:
-        """(number of the cell, candidate) of every image, in the order of the trials."""
-        return tuple(
-            (of, image) for of, victim in self.trials for image in batch_from(self.cells[0], victim)
-        )
-
-
-def batch_from(cell: Cell, victim: int) -> list[int]:
-    """Candidates behind one gradient, of which `victim` is the first, in the order of training."""
-    stream = generator(cell.seed, "order", cell.dataset, victim)
-    return [victim + i for i in torch.randperm(cell.images_a_gradient, generator=stream).tolist()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkResult:
-    """One record an image, in the chunk's order, and the arrays they mention."""
-
-    records: tuple[Record, ...]
-    arrays: Mapping[str, Mapping[str, np.ndarray]]
 
 
 def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str, Tensor]]:
@@ -321,13 +278,13 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
     loss_true = _loss(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
     images, places = victims.in_place(result.inputs.detach().cpu())
-    attacked_chunk = _Attacked(
+    attacked_chunk = AttackedChunk(
         images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
         undefended=undefended, result=result, loss_true=loss_true, onlooker=onlooker,
         accuracy=_accuracy(first, attacked, leak, dataset),
     )  # fmt: skip
-    records = _records(attacked_chunk)
-    return ChunkResult(records=records, arrays=_arrays(attacked_chunk, records))
+    records = records_of(attacked_chunk)
+    return ChunkResult(records=records, arrays=arrays_of(attacked_chunk, records))
 
 
 # ------------------------------------------------------------------------------ the leak
@@ -467,7 +424,7 @@ class _Scene:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------ records
+# ------------------------------------------------------------------------------ the contract
 
 
 class _Seen:
@@ -549,166 +506,3 @@ def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
             for some in (rows.split(1) if alone else [with_copies(rows)])
         ]
     return torch.cat(losses)[: leak.n]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attacked:
-    """A chunk after its attack: what records and arrays are made of.
-
-    images, places: the reconstructions after `Victims.in_place`; start: likewise, None for an
-    attack that begins nowhere.
-    """
-
-    images: Tensor
-    places: Tensor
-    start: Tensor | None
-    chunk: Chunk
-    victims: Victims
-    leak: Leak
-    undefended: Gradients
-    result: Reconstruction
-    loss_true: Tensor
-    onlooker: Onlooker
-    accuracy: float
-
-
-def _records(attacked: _Attacked) -> tuple[Record, ...]:
-    chunk, victims, result = attacked.chunk, attacked.victims, attacked.result
-    guesses = result.labels.detach().cpu().gather(1, attacked.places).flatten().tolist()
-    labels = victims.labels.unflatten(0, (len(chunk.trials), -1))
-    overlap = label_overlap(result.labels.cpu(), labels).tolist()
-    observed = attacked.leak.observed.flatten().cpu()
-    finite = torch.isfinite(observed).all(dim=1).tolist()
-    zero = (observed == 0).all(dim=1).tolist()
-    no_op = (observed == attacked.undefended.flatten().cpu()).all(dim=1).tolist()
-    records = []
-    for image, (of, candidate) in enumerate(chunk.images):
-        row = image // victims.each  # the gradient it was behind
-        loss, start_loss = float(result.loss[row]), float(result.start_loss[row])
-        true = float(attacked.loss_true[row])
-        ended = result.status[row]
-        status = "nan" if ended == "nan" else "diverged" if loss > start_loss else "ok"
-        records.append(
-            _base(chunk, of, candidate, chunk.trials[row][1], victims.dataset)
-            | {
-                "status": status,
-                "reason": "",
-                "ended": ended,
-                "steps": int(result.steps[row]),
-                "evaluations": int(result.evaluations[row]),
-                "loss": plain(loss),
-                "loss_start": plain(start_loss),
-                "loss_true": plain(true),
-                "blame": blame(loss, true),
-                "label": int(victims.labels[image]),
-                "label_guess": guesses[image],
-                "labels_found": round(overlap[row], 6),
-                "accuracy": round(attacked.accuracy, 6),
-                "flags": flags(
-                    loss=loss,
-                    loss_start=start_loss,
-                    labels_right=overlap[row] == 1,
-                    label_known=attacked.leak.labels is not None,
-                    no_op=no_op[row],
-                    gradient_finite=finite[row],
-                    gradient_zero=zero[row],
-                ),
-            }
-        )
-    judged = judge_by(chunk.rules, chunk.root).judge(
-        attacked.images, victims, attacked.start, attacked.onlooker.raw,
-        attacked.onlooker.clamped, [record["blame"] for record in records],
-    )  # fmt: skip
-    return tuple(map(judged_record, records, judged))
-
-
-def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -> Record:
-    """Who a record is about; `batch`: the first image of those behind the same gradient."""
-    cell = chunk.cells[of]
-    return {
-        "schema": SCHEMA,
-        "identity": chunk.identities[of],
-        "dataset": cell.dataset,
-        "row": cell.row,
-        "attack": cell.attack,
-        "knowledge": cell.knowledge,
-        "network": chunk.network,
-        "victim": candidate,
-        "batch": batch,
-        "source_index": int(dataset.candidate_indices[candidate]),
-    }
-
-
-def failed(chunk: Chunk, status: str, reason: str) -> ChunkResult:
-    """Records for a chunk that came to nothing: status "oom", "timeout" or "error"."""
-    dataset = load(chunk.cells[0].source, chunk.root)
-    each = chunk.cells[0].images_a_gradient
-    measured: dict[str, Any] = dict.fromkeys(
-        ("steps", "evaluations", "loss", "loss_start", "loss_true", "label_guess", "labels_found",
-         "accuracy", "arrays", *all_metrics())
-    )  # fmt: skip
-    records = tuple(
-        _base(chunk, of, candidate, chunk.trials[image // each][1], dataset)
-        | measured
-        | {
-            "status": status,
-            "reason": reason,
-            "ended": "",
-            "label": int(dataset.candidate_labels[candidate]),
-            "unmeasured": {},
-            "judge": "",
-            "blame": "",
-            "baselines": {},
-            "first_step": {},
-            "first_evaluations": {},
-            "flags": [],
-        }
-        for image, (of, candidate) in enumerate(chunk.images)
-    )
-    return ChunkResult(records=records, arrays={})
-
-
-def _arrays(attacked: _Attacked, records: tuple[Record, ...]) -> dict[str, dict[str, np.ndarray]]:
-    """One file a cell and set of victims; every record is told its file and row."""
-    chunk, victims, onlooker = attacked.chunk, attacked.victims, attacked.onlooker
-    start, _ = victims.in_place(attacked.result.start_inputs.detach().cpu())
-    files: dict[str, dict[str, np.ndarray]] = {}
-    images = chunk.images
-    for number, identity in enumerate(chunk.identities):
-        rows = [row for row, (of, _) in enumerate(images) if of == number]
-        if not rows:
-            continue
-        candidates = [images[row][1] for row in rows]
-        which = hashlib.sha256(repr(candidates).encode()).hexdigest()[:12]
-        name = f"{identity[:20]}-{which}.npz"
-        traces = [onlooker.traces[row // victims.each] for row in rows]
-        trace = np.full((len(rows), max(map(len, traces))), np.nan, dtype=np.float64)
-        for place, (row, values) in enumerate(zip(rows, traces, strict=True)):
-            trace[place, : len(values)] = values
-            records[row]["arrays"] = {"file": name, "row": place}
-        snapshots = [onlooker.snapshots[step][rows].numpy() for step in onlooker.snapshot_steps]
-        shape = victims.images[rows].shape
-        files[name] = {
-            "victims": np.array(candidates),
-            **_truth(victims, rows),
-            "inputs": attacked.images[rows].numpy(),
-            "start": start[rows].numpy(),
-            "snapshot_steps": np.array(onlooker.snapshot_steps, dtype=np.int64),
-            "snapshots": np.array(snapshots, dtype=np.float32).reshape(len(snapshots), *shape),
-            "trace": trace,
-            **packed("raw", [onlooker.raw[row] for row in rows]),
-            **packed("clamped", [onlooker.clamped[row] for row in rows]),
-        }
-    return files
-
-
-def _truth(victims: Victims, rows: list[int]) -> dict[str, np.ndarray]:
-    """What a gallery shows beside reconstructions, so that it needs no data: the images (m, *shape)
-    with the names of their classes (m,), and the mean public image (*shape)."""
-    names = victims.dataset.class_names
-    labels = victims.labels[rows].tolist()
-    return {
-        "truth": victims.images[rows].numpy(),
-        "class_names": np.array([names[i] if i < len(names) else str(i) for i in labels]),
-        "mean_image": victims.dataset.public.mean(dim=0).numpy(),
-    }

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import leakbench.attacks
 import leakbench.defenses
 from leakbench import arithmetic, cli, identity, planning, probe, registry, runner
+from leakbench.chunks import Chunk
 from leakbench.data import load
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
@@ -29,7 +30,6 @@ from leakbench.records import Key, Record, Run
 from leakbench.runner import Outcome
 from leakbench.spec import Grant, Plan
 from leakbench.suite import resolve
-from leakbench.trials import Chunk
 
 TINY = """
 schema = 1

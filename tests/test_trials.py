@@ -16,6 +16,7 @@ import torch
 import leakbench.attacks
 import leakbench.defenses
 from leakbench import federated, planning, runner, trials
+from leakbench.chunks import batch_from
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.mse import mse
@@ -32,6 +33,7 @@ import torch
 
 from leakbench.attacks.start_image import StartImage
 from leakbench.contracts import Attack
+from leakbench.chunks import batch_from
 from leakbench.data import load
 from leakbench.matching import squared_loss
 
@@ -438,8 +440,8 @@ def test_a_batch_stands_in_an_order_of_its_own(batches: str, steps: int) -> None
     cells = resolve(batches, settings=settings).cells
     size = 5 * steps
     firsts = range(0, 40 * size, size)
-    orders = [trials.batch_from(cells[0], first) for first in firsts]
-    assert orders == [trials.batch_from(cells[1], first) for first in firsts]
+    orders = [batch_from(cells[0], first) for first in firsts]
+    assert orders == [batch_from(cells[1], first) for first in firsts]
     for first, order in zip(firsts, orders, strict=True):
         assert sorted(order) == list(range(first, first + size))
     # Every place holds every image of a batch now and then, and nothing moves as a block.
@@ -462,7 +464,7 @@ def test_granted_labels_stand_in_the_order_of_training(
     records = run_plan(plan, tmp_path / "run")
     labels = load("mnist").candidate_labels
     for first, granted in zip((0, 6), torch.load(tmp_path / "labels.pt"), strict=True):
-        order = trials.batch_from(plan.cells[0], first)
+        order = batch_from(plan.cells[0], first)
         assert torch.equal(granted, labels[torch.tensor(order)])
     assert {record["loss_true"] for record in records.values()} == {0}
 

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from leakbench import manifest, planning, runner, trials, utility
+from leakbench.chunks import Chunk
 from leakbench.cli import app
 from leakbench.contracts import Setting
 from leakbench.data import catalog, load
@@ -439,7 +440,7 @@ def leaks(plan: Plan, row: str, knowledge: str = "naive") -> Any:
             found.append(leak)
             raise InterruptedError
 
-    chunk = trials.Chunk(
+    chunk = Chunk(
         cells=(cell,), identities=("x",), network=0, trials=((0, 0), (0, 1)),
         rules=plan.rules, root=None, device="cpu",
     )  # fmt: skip

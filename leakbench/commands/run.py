@@ -302,7 +302,7 @@ def _progress() -> Iterator[Any]:
 
 
 def _chunk_name(progress: Progress) -> str:
-    from leakbench.trials import Chunk
+    from leakbench.chunks import Chunk
 
     if not isinstance(progress.work, Chunk):
         return f"{progress.work.cell}, network {progress.work.network}"
