@@ -16,7 +16,6 @@ from leakbench.contracts import (
     Gradients,
     Guarantee,
     Observer,
-    Row,
     Setting,
     State,
     Weights,
@@ -87,8 +86,8 @@ class DSSGD(Defense):
         check_kinds(self)
 
     @property
-    def row(self) -> Row:
-        return 1 if self.at == "example" else None
+    def hooks(self) -> frozenset[str]:
+        return frozenset(["on_examples" if self.at == "example" else "on_update"])
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

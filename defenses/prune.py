@@ -16,7 +16,6 @@ from leakbench.contracts import (
     Gradients,
     Guarantee,
     Observer,
-    Row,
     Setting,
     State,
     Weights,
@@ -62,8 +61,12 @@ class Prune(Defense):
         check_kinds(self)
 
     @property
-    def row(self) -> Row:
-        return 1 if self.at == "example" else None
+    def hooks(self) -> frozenset[str]:
+        return frozenset(["on_examples" if self.at == "example" else "on_update"])
+
+    @property
+    def rowwise(self) -> bool:
+        return self.at == "example"
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
@@ -94,6 +97,11 @@ class Prune(Defense):
                 shown[name] = torch.where(mask.reshape(value.shape), 0.0, value)
         return replace(gradients, tensors=shown)
 
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: State, context: Context
+    ) -> dict[str, float] | None:
+        return None if observer == "model" else dict.fromkeys(weights, 0.0)
+
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         reason = "no noise is added, and which coordinates survive depends on the data"
         return Guarantee(level="none", reason=reason)
@@ -113,7 +121,7 @@ def _observed(gradients: Gradients, context: Context) -> Gradients | None:
         return None
     if seen.axes == gradients.axes:
         return seen
-    if gradients.leading[1] > 1 or context.local_steps > 1:
+    if context.batch_size > 1 or context.local_steps > 1:
         return None
     return Gradients({k: v.unsqueeze(1) for k, v in seen.tensors.items()}, gradients.axes)
 

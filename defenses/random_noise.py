@@ -12,7 +12,6 @@ from leakbench.contracts import (
     Gradients,
     Guarantee,
     Observer,
-    Row,
     Setting,
     State,
     Weights,
@@ -63,8 +62,9 @@ class RandomNoise(Defense):
         check_kinds(self)
 
     @property
-    def row(self) -> Row:
-        return 1 if self.at == "example" else None
+    def hooks(self) -> frozenset[str]:
+        places = {"example": "on_examples", "batch": "on_batch", "update": "on_update"}
+        return frozenset([places[self.at]])
 
     def on_examples(
         self, gradients: Gradients, state: State, context: Context

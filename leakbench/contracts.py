@@ -730,13 +730,19 @@ class Defense:
         return None
 
     @property
+    def hooks(self) -> frozenset[str]:
+        """Hooks on gradients that do something, as it is set up. Default: those it overrides."""
+        hooks = ("on_examples", "on_batch", "on_update", "on_receipt")
+        return frozenset(h for h in hooks if getattr(type(self), h) is not getattr(Defense, h))
+
+    @property
     def row(self) -> Row:
         """What a row of `on_examples` is the mean of. None spares the cost of gradients apart.
 
         Default: single examples where a defense has that hook, else None. A number must divide the
         batch.
         """
-        return None if type(self).on_examples is Defense.on_examples else 1
+        return 1 if "on_examples" in self.hooks else None
 
     @property
     def rowwise(self) -> bool:

@@ -66,6 +66,11 @@ class ExampleGaussian(Defense):
         check_kinds(self)
 
     @property
+    def hooks(self) -> frozenset[str]:
+        behind = () if self.convention == "per_example" else ("on_batch",)
+        return frozenset(("on_examples", *behind))
+
+    @property
     def rowwise(self) -> bool:
         return self.convention != "per_example"
 

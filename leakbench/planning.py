@@ -126,7 +126,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     plugins = (
         registry.find("models", cell.model),
         registry.find("attacks", cell.attack),
-        registry.find("defenses", cell.defense),
+        *registry.find_all("defenses", cell.defense),
     )
     spec = cell.spec() | {
         "data": dataset.checksum,
@@ -230,7 +230,7 @@ def _planned_training(
         )
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
-    plugins = (registry.find("models", cell.model), registry.find("defenses", cell.defense))
+    plugins = (registry.find("models", cell.model), *registry.find_all("defenses", cell.defense))
     spec = cell.spec() | {
         "data": data.checksum,
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path), TRAININGS),

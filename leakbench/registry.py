@@ -47,8 +47,28 @@ def discover(kind: Kind) -> list[Plugin]:
     return sorted(listed, key=lambda plugin: plugin.name)
 
 
+JOINT = " + "
+"""Between the names of defenses that are applied one after another (`leakbench.chain`)."""
+
+
+def find_all(kind: Kind, name: str, where: str = "") -> list[Plugin]:
+    """What `name` is made of: the plugin, or all parts of a chain of defenses and what chains them.
+
+    Raises:
+        LeakbenchError: as `find`.
+    """
+    if kind != "defenses" or JOINT not in name:
+        return [find(kind, name, where)]
+    chain = Path(__file__).with_name("chain.py")
+    parts = [find(kind, part, where) for part in name.split(JOINT)]
+    made = Plugin(name=name, origin="leakbench (chain.py)", module="leakbench.chain", path=chain)
+    return [made, *parts]
+
+
 def find(kind: Kind, name: str, where: str = "") -> Plugin:
     """The usable plugin `name`; LeakbenchError names the choices, or says why it is broken."""
+    if kind == "defenses" and JOINT in name:
+        return find_all(kind, name, where)[0]
     same = [plugin for plugin in discover(kind) if plugin.name == name]
     for plugin in same:
         if plugin.status == "ok":
@@ -61,6 +81,10 @@ def find(kind: Kind, name: str, where: str = "") -> Plugin:
 
 def load(kind: Kind, name: str) -> type:
     """Import the class of plugin `name`; LeakbenchError if there is none or its import fails."""
+    if kind == "defenses" and JOINT in name:
+        from leakbench.chain import chain_of  # needs torch, and this module
+
+        return chain_of([load(kind, part) for part in name.split(JOINT)])
     plugin = find(kind, name)
     importlib.invalidate_caches()  # a file may have been written since
     try:

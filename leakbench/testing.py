@@ -411,6 +411,10 @@ def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
 
     shown = call(given, context)
     require(
+        hook in defense.hooks or _equal(shown, given),
+        f"{hook} changes gradients, and `hooks` does not name it",
+    )
+    require(
         torch.equal(random_state, torch.random.get_rng_state()),
         f"{hook} draws from torch's global generator; draw from `context`",
     )
