@@ -60,7 +60,8 @@ def class_probabilities(labels: Tensor, classes: int, like: Tensor) -> Tensor:
     """Class indices (...) as rows of 0 and 1 in the type of `like`; probabilities as they are."""
     if labels.is_floating_point():
         return labels
-    return functional.one_hot(labels, classes).to(like.dtype)
+    every = torch.arange(classes, device=labels.device)
+    return (labels[..., None] == every).to(like.dtype)  # `one_hot` knows no vmap
 
 
 def predictions(loss: Loss, outputs: Tensor) -> Tensor:
