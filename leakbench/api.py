@@ -70,7 +70,8 @@ def leak(
         candidates: (N, *input shape) inputs and (N,) labels.
         public, public_labels: (m, *input shape) and (m,); some defenses look at their gradients,
             whoever else is granted the inputs.
-        input_range, classes: public facts; classes None: rows of the model's head.
+        input_range, classes: public facts; classes None: as many as the model's head has outputs,
+            two if it has one.
         seed, axes: name the streams of noise, which is the same for every defense.
 
     Raises:
@@ -140,10 +141,16 @@ def leak(
         round=point.round,
         input_shape=tuple(x.shape[2:]),
         input_range=input_range,
-        classes=len(several[0][model.head]) if classes is None else classes,
+        classes=_classes(model, several[0]) if classes is None else classes,
         noise_std=_known_noise(tap, defense, looks[0], observations[0]) if adaptive else None,
         granted=_granted(grants, labels, candidates, public),
     )
+
+
+def _classes(model: Model, weights: Weights) -> int:
+    if model.head is None:
+        raise LeakbenchError("leak: the model names no head to count classes by; give `classes`")
+    return max(len(weights[model.head]), 2)
 
 
 def _known_noise(tap: Tap, defense: Defense, look: Look, seen: Observation) -> dict[str, Tensor]:
