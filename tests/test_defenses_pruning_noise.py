@@ -269,7 +269,8 @@ def test_replay_takes_the_mask_from_the_observation(defense: Any, at: Any) -> No
     dummy = Gradients({"a": values}, ("client",))
     if at == "example":
         dummy = Gradients({"a": values[:, None]}, ("client", "example"))
-    found = shown(defense, dummy, replayed(observed)).tensors["a"]
+    here = replace(replayed(observed), batch_size=1)  # one example behind each observation
+    found = shown(defense, dummy, here).tensors["a"]
     assert found.reshape(2, 4).tolist() == [[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 2.0, 0.0]]
     slope = torch.autograd.grad(found.sum(), values)[0]
     assert slope.tolist() == [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]
