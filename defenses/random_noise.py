@@ -11,6 +11,7 @@ from leakbench.contracts import (
     Defense,
     Gradients,
     Guarantee,
+    NoiseConvention,
     Observer,
     Setting,
     State,
@@ -104,6 +105,6 @@ class RandomNoise(Defense):
         if self.at == "update":
             seen = context.of_update(self.std) if observer in UPDATES else 0.0
         else:
-            of_batch = "per_example" if self.at == "example" else "mean"
+            of_batch: NoiseConvention = "per_example" if self.at == "example" else "mean"
             seen = self.std * (visible_noise(observer, of_batch, context) or 0.0)
         return dict.fromkeys(weights, seen)

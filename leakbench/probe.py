@@ -35,6 +35,7 @@ from leakbench.identity import source_digest
 from leakbench.inversion import MatchingAttack
 from leakbench.modules import ModuleModel
 from leakbench.optim import LBFGS
+from leakbench.spec import Grant
 from leakbench.streams import VictimStreams, generator
 from leakbench.weights import computed_alone
 
@@ -199,9 +200,10 @@ def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     inputs = streams.uniform("victim", (batch, *shape.input_shape)).to(device=device, dtype=dtype)
     of_victims = torch.tensor(victims)[:, None] * batch + torch.arange(batch)
     labels = (of_victims % shape.classes).to(device)
+    granted: tuple[Grant, ...] = ("labels",)
     leak = api.leak(
         model, inputs, labels, weights=weights, point=LeakPoint(type=1),
-        local_steps=shape.local_steps, classes=shape.classes, grants=("labels",),
+        local_steps=shape.local_steps, classes=shape.classes, grants=granted,
     )  # fmt: skip
     return leak, streams
 
