@@ -343,10 +343,10 @@ class SuiteKeys(TomlTable):
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Identifier
     title: str
-    paper: str
-    source: str
-    version: Positive
-    seed: Annotated[int, Field(ge=0)]
+    paper: str = ""
+    source: str = ""
+    version: Positive = 1
+    seed: Annotated[int, Field(ge=0)] = 0
     datasets: Annotated[list[str], Field(min_length=1)]
     model: ModelTable
     training: TrainingTable
