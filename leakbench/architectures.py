@@ -16,6 +16,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.losses import Loss, require_classes
 from leakbench.modules import Mode, ModuleModel, require_steady
 from leakbench.parameters import check_kinds
+from leakbench.plugin_files import one_line
 from leakbench.weights import Scheme
 
 Takes = Literal["images", "rows", "any"]
@@ -99,7 +100,13 @@ def assemble(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        built = architecture.build(input_shape, classes, scheme)
+        try:
+            built = architecture.build(input_shape, classes, scheme)
+        except LeakbenchError:
+            raise
+        except Exception as error:  # foreign code may fail in any way; the text names it
+            text = f"build failed: {one_line(error)}"
+            raise LeakbenchError(f"model '{architecture.name}': {text}") from error
     if not isinstance(built, nn.Module):
         return built
     try:
