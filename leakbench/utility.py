@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
 from leakbench.data.entries import Source
 from leakbench.errors import DataMissing
-from leakbench.federated import Trained, check, partition, train
+from leakbench.federated import check, partition, train
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
@@ -137,7 +138,7 @@ def run_training(task: Training) -> Record:
         "iterations": done.iterations,
         "accuracy": round(done.curve[-1][1], 6),
         "curve": [[rounds, round(share, 6)] for rounds, share in done.curve],
-        "privacy": _privacy(cell, defense, weights, done),
+        "privacy": privacy_of(defense, weights, done.setting, cell.delta),
         "seconds_per_iteration": done.seconds_per_iteration,
     }
 
@@ -214,21 +215,20 @@ def _base(task: Training) -> Record:
 # ------------------------------------------------------------------------------ privacy
 
 
-def _privacy(
-    cell: UtilityCell, defense: Defense, weights: Weights, done: Trained
+def privacy_of(
+    defense: Defense, weights: Weights, setting: Setting, delta: float
 ) -> dict[str, Any]:
-    """Epsilon of the whole training for who holds the final model, and what it rests on.
+    """Epsilon of a whole training for who holds the final model, and what it rests on.
 
     A fixed-size sample, and a promise for replacing one, is accounted for replacing one; anything
-    else for adding or removing one.
+    else for adding or removing one. Releases that cost nothing are not among the events.
     """
-    setting = done.setting
     promise = defense.guarantee("model", weights, setting)
     events = defense.events(weights, setting)
     replaced = setting.sampling == "fixed_size" or promise.relation == "replace_one"
     relation: Relation = "replace_one" if replaced else "add_remove"
     spent = account.epsilon(
-        events, cell.delta, relation=relation, level=promise.level, assumptions=promise.assumptions
+        events, delta, relation=relation, level=promise.level, assumptions=promise.assumptions
     )
     if not events:
         reason = promise.reason or "the defense states no releases"
@@ -241,7 +241,9 @@ def _privacy(
         **found,
         "sampling": setting.sampling,
         "flags": _flags(promise, setting) if events else [],
-        "events": [dataclasses.asdict(event) for event in events],
+        "events": [
+            dataclasses.asdict(event) for event in events if event.noise_multiplier < math.inf
+        ],
     }
 
 

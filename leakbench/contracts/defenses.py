@@ -294,10 +294,11 @@ class Defense:
             sampling = "fixed_size" if setting.refills else "none"
         # Events are stated for adding or removing one; replacing one moves a sum twice as far.
         share = 0.5 if promise.relation == "replace_one" else 1.0
+        distance = share * promise.sensitivity
         return (
             PrivacyEvent(
-                noise_multiplier=promise.noise_std / (share * promise.sensitivity),
-                sensitivity=share * promise.sensitivity,
+                noise_multiplier=promise.noise_std / distance if distance > 0 else math.inf,
+                sensitivity=distance,
                 sampling_rate=rate,
                 sampling=sampling,
                 steps=steps,

@@ -128,4 +128,6 @@ class Guarantee:
         """Gaussian-DP parameter of one observation: sensitivity / noise std; None without one."""
         if self.level == "none" or self.sensitivity is None or self.noise_std is None:
             return None
+        if self.sensitivity == 0:
+            return 0.0
         return self.sensitivity / self.noise_std if self.noise_std > 0 else math.inf
