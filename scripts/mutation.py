@@ -47,18 +47,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _ACCOUNTS = ("observers", "orders", "privacy_account", "privacy_accountants", "accounting_edges")
 TESTS: dict[str, tuple[str, ...]] = {
-    "privacy/account": _ACCOUNTS,
+    "privacy/account": (*_ACCOUNTS, "promises_spent"),
     "privacy/bisection": ("bisection", *_ACCOUNTS),
     "privacy/ceiling": ("ceiling",),
     "privacy/composition": (*_ACCOUNTS, "privacy_tables"),
-    "privacy/events": _ACCOUNTS,
+    "privacy/events": (*_ACCOUNTS, "promises_spent"),
     "privacy/gdp": ("gdp", *_ACCOUNTS, "privacy_tables"),
     "privacy/inverse": ("budgets", *_ACCOUNTS),
-    "privacy/observers": (*_ACCOUNTS, "promises"),
+    "privacy/observers": _ACCOUNTS,
     "privacy/presets": (*_ACCOUNTS, "privacy_tables"),
     "privacy/rdp": (*_ACCOUNTS, "privacy_tables"),
-    "privacy/tables": ("privacy_tables",),
+    "privacy/tables": ("privacy_tables", "privacy_account"),
     "privacy/zcdp": _ACCOUNTS,
+    "contracts/promises": ("promises_spent", "promises"),
     "judging": ("judging",),
     "gaussian": ("gaussian", "defenses", "defenses_dynamic"),
     "clipping": ("defenses", "gaussian", "defenses_dynamic"),

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,3 +164,16 @@ def test_the_machinery_names_no_plugin() -> None:
         if named := texts & (names - WORDS):
             found[module] = named
     assert not found
+
+
+def test_mutation_testing_names_modules_and_tests_that_exist() -> None:
+    """Read from the source: the script itself needs an extra."""
+    tree = ast.parse((ROOT / "scripts" / "mutation.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    table = [node for node in assigned if ast.unparse(node).startswith(("TESTS", "_ACCOUNTS"))]
+    found: dict[str, Any] = {}
+    exec(compile(ast.Module(table, []), "mutation.py", "exec"), found)
+    assert {"privacy/account", "judging"} <= set(found["TESTS"])
+    for module, tests in found["TESTS"].items():
+        paths = [f"leakbench/{module}.py", *(f"tests/test_{name}.py" for name in tests)]
+        assert tests and not [path for path in paths if not (ROOT / path).is_file()]
