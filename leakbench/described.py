@@ -20,7 +20,8 @@ class PlannedCell:
 
     victims: candidates to reconstruct, in whole batches where a gradient is made of several.
     ceiling_mu: Gaussian-DP parameter of all observations at the tap, None without a guarantee.
-    data: checksum of the data set, "" where it is not on the machine. title: the data set's.
+    data: checksum of the data set, "" where it is not on the machine. title, classes: the data
+    set's; 0 classes where a manifest does not say how many.
     budget: gradient evaluations that the attack may spend on an image and look. gradient_bytes: of
     one gradient, which bound how many are attacked together.
     priors: chance to name each of the `victims` without a look, see `priors_of`.
@@ -34,6 +35,7 @@ class PlannedCell:
     guarantee: str
     data: str = ""
     title: str = ""
+    classes: int = 0
     budget: int = 0
     gradient_bytes: int = 0
     priors: tuple[tuple[float, ...], ...] = ()

@@ -90,7 +90,8 @@ def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[
 
 
 def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> PlannedCell:
-    available = look_up(cell.source).sample_counts[0]
+    entry = look_up(cell.source)
+    available = entry.sample_counts[0]
     if plan.victims * plan.networks > available:
         raise LeakbenchError(
             f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
@@ -117,7 +118,8 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
             skip=f"no data: {error}",
             ceiling_mu=None,
             guarantee="",
-            title=look_up(cell.source).title,
+            title=entry.title,
+            classes=entry.classes,
         )
     try:
         check_cell(cell, dataset, plan.networks)
@@ -154,7 +156,8 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         victims=victims,
         skip=skip,
         data=dataset.checksum,
-        title=look_up(cell.source).title,
+        title=entry.title,
+        classes=entry.classes,
         budget=budget,
         gradient_bytes=sum(value.numel() * value.element_size() for value in weights.values()),
         # The victims are among those that later weights were trained on: more than the looks tells.

@@ -72,7 +72,6 @@ class Outcome:
 
     rejudged: trials that were there and are judged again, by other rules or metrics.
     changed: whether the folder now holds, or is asked for, something else than before.
-    platform: what identities were made with.
     """
 
     planned: int
@@ -84,7 +83,6 @@ class Outcome:
     torn_bytes: int
     interrupted: bool
     changed: bool
-    platform: Platform
 
 
 def todo(
@@ -252,7 +250,6 @@ def run(
         errors=errors,
         rejudged=again,
         changed=bool(manifest),
-        platform=platform,
         torn_bytes=writer.torn,
         interrupted=interrupted,
     )

@@ -19,9 +19,8 @@ from math import inf, prod
 from pathlib import Path
 from typing import Literal
 
-from leakbench import planning, runner
+from leakbench import manifest, runner
 from leakbench.contracts import changes_nothing
-from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.halves import VictimLists, check_halves, in_halves, victims_of
@@ -151,9 +150,9 @@ class MeasuredSetting:
 class Choice:
     """What is chosen on one data set, and everything it was chosen from.
 
-    title, classes: of the data set. chosen: None where no setting resists; `least_leaking` then is
-    the complete one of the lowest rate, if there is one, and `reason` says why. selection, fresh:
-    victims of the two halves.
+    title, classes: of the data set, see `PlannedCell`. chosen: None where no setting resists;
+    `least_leaking` then is the complete one of the lowest rate, if there is one, and `reason` says
+    why. selection, fresh: victims of the two halves.
 
     Raises:
         LeakbenchError: a victim in both halves.
@@ -212,9 +211,9 @@ def search(
     outcome = runner.run(plan, folder, root=root, device=device, workers=workers, report=report)
     if outcome.interrupted:
         return outcome, ()
-    planned = planning.plan_cells(plan, root, outcome.platform)
-    trained = planning.plan_trainings(plan, root, outcome.platform)
-    return outcome, select(plan, planned, trained, Run(folder).records(), criteria)
+    run = Run(folder)
+    known = manifest.read(run)
+    return outcome, select(plan, known.cells, known.trainings, run.records(), criteria)
 
 
 def check(plan: Plan, criteria: Criteria) -> None:
@@ -315,11 +314,10 @@ def _choice(
             )
         )
     chosen = choose(settings, criteria)
-    data = look_up(planned[0].cell.source)
     return Choice(
         dataset=planned[0].cell.dataset,
-        title=data.title,
-        classes=data.classes,
+        title=planned[0].title,
+        classes=planned[0].classes,
         criteria=criteria,
         settings=tuple(settings),
         chosen=chosen,

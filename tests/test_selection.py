@@ -9,15 +9,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from leakbench import cli, planning, runner, selection
+from leakbench import cli, runner, selection
+from leakbench.data import load, own
+from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
-from leakbench.errors import LeakbenchError
+from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.halves import split
 from leakbench.records import Key, Record, key
 from leakbench.report import choices as written
@@ -121,6 +125,8 @@ def planned_cells(plan: Plan, mu: float | None = None, skip: str = "") -> list[P
             skip=skip,
             ceiling_mu=mu,
             guarantee="",
+            title="Digits",
+            classes=10,
             priors=(
                 (cell.images_a_gradient / 1000,)
                 * (plan.victims // cell.images_a_gradient * cell.images_a_gradient),
@@ -659,7 +665,7 @@ def test_nothing_is_chosen_after_an_interrupt(
 ) -> None:
     stopped = Outcome(
         planned=9, present=0, ran=4, skipped=0, errors=0, rejudged=0, torn_bytes=0,
-        interrupted=True, changed=True, platform=planning.platform_of("cpu"),
+        interrupted=True, changed=True,
     )  # fmt: skip
     monkeypatch.setattr(runner, "run", lambda *_, **__: stopped)
     assert selection.search(plan, tmp_path / "run", STRICT, root=None) == (stopped, ())
@@ -733,6 +739,36 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     assert "allowed: identified, reading, strict" in str(wrong.exception)
 
 
+def test_a_choice_over_own_data_needs_only_what_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data are gone as soon as they are attacked: all of a choice is in the run."""
+    digits, path = load("mnist"), tmp_path / "mine.npz"
+    images = (digits.candidates[:200, 0] * 255).round().to(torch.uint8).numpy()
+    labels = digits.candidate_labels[:200].numpy()
+    np.savez(path, x=images[labels < 5], y=labels[labels < 5])
+    suite = tmp_path / "grid.toml"
+    text = GRID.replace('datasets = ["mnist"]', 'datasets = ["./mine.npz"]')
+    suite.write_text(text.replace("{ mnist =", '{ "*" ='), encoding="utf-8")
+    small = ("profiles.quick.networks=1", "profiles.quick.victims=4")
+    plan = with_settings(suite, *small, "profiles.quick.utility.networks=1")
+    run = runner.run
+
+    def last(*arguments: Any, **options: Any) -> Outcome:
+        outcome = run(*arguments, **options)
+        path.unlink()
+        own.entry.cache_clear()
+        return outcome
+
+    monkeypatch.setattr(runner, "run", last)
+    outcome, (choice,) = selection.search(plan, tmp_path / "run", STRICT, root=None)
+    assert (outcome.skipped, outcome.errors) == (0, 0)
+    assert (choice.dataset, choice.classes) == ("mine", 5) and choice.title
+    assert choice.chosen is not None and (choice.selection, choice.fresh) == (((0, 1),), ((2, 3),))
+    with pytest.raises(DataMissing):
+        look_up(plan.cells[0].source)
+
+
 def test_weights_that_are_nan_have_no_accuracy_to_choose_by() -> None:
     cost = dataclasses.replace(price(0.8), networks=2, planned=2, nan=1)
     broken = setting("broken", rate=0.0, cost=cost)
@@ -744,3 +780,6 @@ def test_an_accuracy_next_to_guessing_is_no_accuracy(plan: Plan) -> None:
     low = dict.fromkeys(ACCURACY, 0.15)
     choice = chosen(plan, leaking("none", "clip"), accuracy=low)
     assert any("next to guessing (0.100)" in caution for caution in written.cautions(choice))
+    for classes in (20, 0):  # of 20 it has learnt something; 0 says that nobody knows
+        other = dataclasses.replace(choice, classes=classes)
+        assert not any("next to guessing" in caution for caution in written.cautions(other))

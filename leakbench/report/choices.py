@@ -68,9 +68,9 @@ def _leak_cautions(choice: Choice) -> list[str]:
 def _accuracy_cautions(choice: Choice) -> list[str]:
     """Settings that learn nothing are all as good as each other."""
     accuracy = None if choice.chosen is None else choice.chosen.accuracy
-    chance = 1 / choice.classes
-    if accuracy is None or accuracy > 2 * chance:
+    if accuracy is None or not choice.classes or accuracy > 2 / choice.classes:
         return []
+    chance = 1 / choice.classes
     return [
         f"Its accuracy, {accuracy:.3f}, is next to guessing ({chance:.3f}): nothing was learnt."
     ]
