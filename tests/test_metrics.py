@@ -560,33 +560,14 @@ def test_what_a_record_says_is_judged_by_its_smallest_trivial_baseline() -> None
 # One file is enough
 # ---------------------------------------------------------------------------------------------
 
-RULE = """
-from dataclasses import dataclass
-from typing import ClassVar
-from leakbench.metrics.rules.contract import SuccessRule
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtLeast(SuccessRule):
-    kind: ClassVar[str] = "at_least"
-    version: ClassVar[int] = 4
-    metric: str
-    least: float = 0.5
-    condition = "enough"
-    @property
-    def reads(self): return (self.metric,)
-    def judge(self, measured):
-        value = measured.get(self.metric)
-        return value is not None and value >= self.least
-"""
-
-METRIC = """
-from leakbench.metrics.contract import Metric, squared_errors
-
-def worst(compared):
-    return squared_errors(compared.images, compared.reference, clamp=True).amax(dim=1).sqrt()
-
-METRICS = (Metric(name="worst_pixel", function=worst, clamps=True, better="lower", version=3),)
-"""
+EXAMPLES = dict(
+    re.findall(
+        r"```python\n# leakbench/metrics/(\S+)\n(.*?)```",
+        (Path(__file__).parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+)
+"""Files of the documentation."""
 
 SUITE_RULE = """
 [[rules]]
@@ -601,8 +582,8 @@ parameters = { metric = "ssim", least = 0.9 }
 def brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with a metric and one with a rule, searched beside leakbench's own."""
     (tmp_path / "rules").mkdir()
-    (tmp_path / "rules" / "at_least.py").write_text(RULE)
-    (tmp_path / "worst_pixel.py").write_text(METRIC)
+    for name, text in EXAMPLES.items():
+        (tmp_path / name).write_text(text)
     for package, folder in ((metrics, tmp_path), (metrics.rules, tmp_path / "rules")):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     kinds.cache_clear()
@@ -623,8 +604,8 @@ def test_a_metric_is_one_file(noisy: Tensor, digits: Tensor) -> None:
     expected = (noisy.double().clamp(0, 1) - digits.double()).abs().flatten(1).numpy().max(axis=1)
     assert isinstance(found, Tensor)
     assert found.numpy() == pytest.approx(expected, rel=1e-12)
-    assert judge_versions()["metric worst_pixel"] == 3
-    assert judge_versions()["metric mse_raw"] == 1
+    versions = judge_versions()
+    assert versions["metric worst_pixel"] == versions["metric mse_raw"] == 1
 
 
 @pytest.mark.usefixtures("brought_along")
@@ -637,7 +618,7 @@ def test_a_rule_is_one_file(tmp_path: Path) -> None:
     rule = make_rule(**next(r for r in plan.rules if r.kind == "at_least").judged())
     assert [rule.judge({"ssim": value}) for value in (0.89, 0.9, None)] == [False, True, False]
     assert not rule.stepwise
-    assert judge_versions()["rule at_least"] == 4
+    assert judge_versions()["rule at_least"] == 1
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
     for old, new, words in (
         ("least = 0.9", "last = 0.9", "unknown parameter 'last' (did you mean 'least'?)"),
@@ -652,7 +633,9 @@ def test_a_rule_is_one_file(tmp_path: Path) -> None:
 def test_two_metrics_of_one_name_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other_psnr.py").write_text(METRIC.replace("worst_pixel", "psnr"))
+    (tmp_path / "other_psnr.py").write_text(
+        EXAMPLES["worst_pixel.py"].replace("worst_pixel", "psnr")
+    )
     monkeypatch.setattr(metrics, "__path__", [*metrics.__path__, str(tmp_path)])
     all_metrics.cache_clear()
     with pytest.raises(ValueError, match="metric 'psnr' is defined twice"):

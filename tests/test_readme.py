@@ -12,6 +12,7 @@ import pytest
 import leakbench.attacks
 import leakbench.defenses
 from leakbench import registry, runner
+from leakbench.data import load
 from leakbench.suite import resolve
 from leakbench.testing import check_attack, check_defense
 
@@ -52,6 +53,16 @@ def test_the_stateful_example_keeps_the_contract() -> None:
     )
     exec(source, names)
     check_defense(names["MovingClip"]())  # type: ignore[operator]
+
+
+def test_the_example_of_data_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (README.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "savez" in b)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    data = load("./mine.npz")
+    assert (data.classes, data.input_shape) == (10, (1, 28, 28))
+    assert float(data.candidates.max()) == 1.0
 
 
 def test_there_is_one_example_of_each_kind() -> None:
