@@ -425,5 +425,5 @@ def test_an_example_of_a_mixed_batch_has_no_gradient() -> None:
     model = ModuleModel(module=layers, head="2.weight")
     weights = model.init(generator(0, "weights"), torch.float32)
     data = load("mnist")
-    with pytest.raises(LeakbenchError, match="mixes the examples"):
+    with pytest.raises(LeakbenchError, match="the examples of a batch mix"):
         per_example(model, weights, data.candidates[None, :4], data.candidate_labels[None, :4])

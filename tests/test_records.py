@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbench.errors import LeakbenchError
-from leakbench.record_types import SCHEMA
+from leakbench.record_types import SCHEMA, from_schema_1
 from leakbench.records import Record, Run, encode, key
 
 KILLS = 12
@@ -73,13 +73,16 @@ def test_what_was_written_is_read(run: Run) -> None:
 
 
 def test_a_frame_has_one_row_a_trial(run: Run) -> None:
+    """Trainings, of which the run holds three, are none."""
+    old = (Path(__file__).parent / "old_run" / "records.jsonl").read_bytes().splitlines()[0]
+    trial = from_schema_1(json.loads(old))
     with run.writing() as writer:
-        writer.append([record(1, status="nan", baselines={"mean_image": 0.06}, rank=3)])
-        writer.append([record(0, identity="training", kind="utility", curve=[[1, 0.5]])])
+        writer.append([trial | {"victim": victim, "rank": None} for victim in (1, 2)])
+        writer.append([trial | {"victim": 1, "status": "nan", "rank": 3}])
     table = run.frame().sort_values("victim")
-    assert table["victim"].tolist() == [0, 1, 2]
-    assert table["status"].tolist() == ["ok", "nan", "ok"]
-    assert table["baselines.mean_image"].dropna().tolist() == [0.06]
+    assert table["victim"].tolist() == [1, 2]
+    assert table["status"].tolist() == ["nan", "ok"]
+    assert table["baselines.mean_image"].tolist() == [trial["baselines"]["mean_image"]] * 2
     assert table["rank"].dropna().tolist() == [3] and str(table["rank"].dtype) == "Int64"
     assert "curve" not in table.columns
 
