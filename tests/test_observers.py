@@ -12,7 +12,7 @@ import pytest
 from leakbench.contracts import Guarantee
 from leakbench.privacy.account import epsilon
 from leakbench.privacy.events import PrivacyEvent, Sampling
-from leakbench.privacy.observers import NoiseConvention, account
+from leakbench.privacy.observers import NoiseConvention, account, gain
 from leakbench.spec import ACCOUNTANTS
 
 DELTA = 1e-5
@@ -150,3 +150,8 @@ def test_half_a_promise_releases_nothing(changes: dict[str, Any]) -> None:
     promise = Guarantee(level="instance", sensitivity=2.0, noise_std=3.0)
     assert promise.mu is not None
     assert replace(promise, **changes).mu is None
+
+
+@pytest.mark.parametrize("convention", ["sum", "mean", "per_example"])
+def test_noise_on_a_batch_of_one_is_noise_on_its_sum(convention: NoiseConvention) -> None:
+    assert gain(convention, 1) == 1.0

@@ -548,6 +548,7 @@ def test_a_wider_interval_never_settles_what_a_narrow_one_left_open(
         (True, 0.51, 1.0, "reproduced"),
         (True, 0.5, 1.0, "inconclusive"),
         (True, 0.0, 0.49, "not reproduced"),
+        (True, 0.0, 0.5, "inconclusive"),
         (False, 0.0, 0.49, "reproduced"),
         (False, 0.51, 0.9, "not reproduced"),
         (False, 0.4, 0.6, "inconclusive"),
@@ -579,3 +580,14 @@ def test_verdicts_refuse_impossible_arguments() -> None:
 def test_statistics_do_not_load_torch() -> None:
     code = "import sys, leakbench.statistics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_more_than_is_drawn_at_once_is_drawn_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [[0.1, 0.4, 0.3], [0.2, 0.9]]
+    whole = mean_interval(values)
+    monkeypatch.setattr("leakbench.statistics._DRAWS", 1)
+    found = mean_interval(values, resamples=400)
+    assert None not in (found.low, found.high, whole.low, whole.high)
+    assert found.value == whole.value
+    assert found.low == pytest.approx(whole.low, abs=0.1)
+    assert found.high == pytest.approx(whole.high, abs=0.1)
