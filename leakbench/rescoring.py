@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from leakbench.data import Dataset, load
@@ -34,7 +35,11 @@ def rejudged(
     for cell in cells:
         by_file: dict[str, list[Record]] = {}
         for record in outdated(cell, judge, records):
-            by_file.setdefault(record["host"]["arrays"]["file"], []).append(record)
+            place = record.get("host", {}).get("arrays")
+            if place is None:
+                text = f"victim {record['victim']} of {record['row']}: no arrays to judge again"
+                raise LeakbenchError(f"{run.folder}: {text}")
+            by_file.setdefault(place["file"], []).append(record)
         if not by_file:
             continue
         dataset = load(cell.cell.source, root)
@@ -56,6 +61,10 @@ def _rejudged(
 ) -> list[Record]:
     arrays = run.arrays(file)
     rows = [record["host"]["arrays"]["row"] for record in records]
+    begins = all("start_image" in record["baselines"] for record in records)
+    if problem := _wrong(arrays, max(rows), dataset.input_shape, begins):
+        path = run.folder / "reconstructions" / file
+        raise LeakbenchError(f"{path}: {problem}; it is not the file that the records speak of")
     numbers = torch.tensor([record["victim"] for record in records])
     victims = Victims(
         dataset=dataset,
@@ -63,7 +72,6 @@ def _rejudged(
         images=dataset.candidates[numbers],
         labels=dataset.candidate_labels[numbers],
     )
-    begins = all("start_image" in record["baselines"] for record in records)
     followed = "raw_lengths" in arrays
     raw, clamped = (
         [descents[row] for row in rows] if followed else [Descent() for _ in rows]
@@ -83,3 +91,30 @@ def _rejudged(
             said |= {name: record[name] for name in ("first_step", "first_evaluations")}
         found.append(judged_record(record, said))
     return found
+
+
+def _wrong(
+    arrays: Mapping[str, np.ndarray], last: int, shape: tuple[int, ...], begins: bool
+) -> str:
+    """Why the arrays of a file are not those of records up to row `last`; "" if they may be."""
+    images = ("inputs", "start") if begins else ("inputs",)
+    kinds = ("raw", "clamped") if "raw_lengths" in arrays else ()
+    columns = [
+        f"{k}_{name}" for k in kinds for name in ("lengths", "steps", "evaluations", "errors")
+    ]
+    for name in (*images, *columns):
+        if name not in arrays:
+            return f"has no array '{name}'"
+    for name in images:
+        found = arrays[name].shape
+        if len(found) != 1 + len(shape) or found[1:] != shape or found[0] <= last:
+            return f"array '{name}' has shape {found}; asked for is row {last} of {shape} each"
+    for kind in kinds:
+        lengths = arrays[f"{kind}_lengths"]
+        if lengths.ndim != 1 or len(lengths) <= last:
+            return f"array '{kind}_lengths' has shape {lengths.shape}; asked for is row {last}"
+        for name in ("steps", "evaluations", "errors"):
+            found = arrays[f"{kind}_{name}"].shape
+            if found != (lengths.sum(),):
+                return f"array '{kind}_{name}' has shape {found}; allowed: ({lengths.sum()},)"
+    return ""

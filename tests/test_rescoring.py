@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from leakbench import cli, identity, manifest, planning, runner
 from leakbench.errors import LeakbenchError
 from leakbench.metrics import registry
-from leakbench.records import Key, Record, Run
+from leakbench.records import Key, Record, Run, encode
 from leakbench.runner import Outcome
 from leakbench.suite import names, resolve
 
@@ -180,6 +181,40 @@ def test_without_its_reconstructions_a_run_cannot_be_judged_again(
     with pytest.raises(LeakbenchError, match="cannot be read"):
         run(write(tmp_path, SUITE + NEAR), finished)
     assert command("report", str(finished))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("inputs", lambda array: array[:1], r"'inputs' has shape \(1, 1, 28, 28\)"),
+        ("inputs", lambda array: array[..., 1:], r"'inputs' has shape \(4, 1, 28, 27\)"),
+        ("start", None, "has no array 'start'"),
+        ("raw_lengths", lambda array: array[:2], r"'raw_lengths' has shape \(2,\)"),
+        ("clamped_errors", lambda array: array[1:], "'clamped_errors' has shape"),
+    ],
+)
+def test_arrays_that_are_not_those_of_the_records_are_one_sentence(
+    finished: Path, tmp_path: Path, name: str, change: Any, words: str
+) -> None:
+    for path in (finished / "reconstructions").glob("*.npz"):
+        arrays = Run(finished).arrays(path.name)
+        changed = arrays.pop(name)
+        if change is not None:
+            arrays[name] = change(changed)
+        np.savez(path, **arrays)
+    earlier = said(finished)
+    with pytest.raises(LeakbenchError, match=words):
+        run(write(tmp_path, SUITE + NEAR), finished)
+    assert said(finished) == earlier
+
+
+def test_a_record_that_names_no_arrays_is_not_judged_again(finished: Path, tmp_path: Path) -> None:
+    records = Run(finished).records()
+    for record in records.values():
+        del record["host"]["arrays"]
+    (finished / "records.jsonl").write_bytes(b"".join(map(encode, records.values())))
+    with pytest.raises(LeakbenchError, match=r"victim \d of \w+: no arrays to judge again"):
+        run(write(tmp_path, SUITE + NEAR), finished)
 
 
 # ------------------------------------------------------------------------------ the code
