@@ -122,6 +122,8 @@ def leak(
     if public is not None and public_labels is not None:
         known_gradients = public_gradients(model, public, public_labels)
     several = [weights] if isinstance(weights, Mapping) else list(weights)
+    if not several:
+        raise LeakbenchError("leak: weights are of no look; give those of one at least")
     observations, looks, adaptive = [], [], knowledge == "adaptive"
     for number, used in enumerate(several):
         begun = tap.begin(defense, used)

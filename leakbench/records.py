@@ -123,6 +123,7 @@ class Run:
             LeakbenchError: a folder that is there already, or cannot be written.
         """
         records = self.records()  # the last of every trial, and whole
+        self.manifest()  # there is one, and it can be read
         try:
             (folder / "manifests").mkdir(parents=True)
             for path in self.manifests():

@@ -62,10 +62,11 @@ def _rejudged(
     arrays = run.arrays(file)
     rows = [record["host"]["arrays"]["row"] for record in records]
     begins = all("start_image" in record["baselines"] for record in records)
-    if problem := _wrong(arrays, max(rows), dataset.input_shape, begins):
+    of = [record["victim"] for record in records]
+    if problem := _wrong(arrays, rows, of, dataset.input_shape, begins):
         path = run.folder / "reconstructions" / file
         raise LeakbenchError(f"{path}: {problem}; it is not the file that the records speak of")
-    numbers = torch.tensor([record["victim"] for record in records])
+    numbers = torch.tensor(of)
     victims = Victims(
         dataset=dataset,
         numbers=numbers,
@@ -94,21 +95,29 @@ def _rejudged(
 
 
 def _wrong(
-    arrays: Mapping[str, np.ndarray], last: int, shape: tuple[int, ...], begins: bool
+    arrays: Mapping[str, np.ndarray],
+    rows: Sequence[int],
+    victims: Sequence[int],
+    shape: tuple[int, ...],
+    begins: bool,
 ) -> str:
-    """Why the arrays of a file are not those of records up to row `last`; "" if they may be."""
+    """Why the arrays of a file are not those of these victims in these rows; "" if they may be."""
+    last = max(rows)
     images = ("inputs", "start") if begins else ("inputs",)
     kinds = ("raw", "clamped") if "raw_lengths" in arrays else ()
     columns = [
         f"{k}_{name}" for k in kinds for name in ("lengths", "steps", "evaluations", "errors")
     ]
-    for name in (*images, *columns):
+    for name in ("victims", *images, *columns):
         if name not in arrays:
             return f"has no array '{name}'"
     for name in images:
         found = arrays[name].shape
         if len(found) != 1 + len(shape) or found[1:] != shape or found[0] <= last:
             return f"array '{name}' has shape {found}; asked for is row {last} of {shape} each"
+    known = arrays["victims"]
+    if known.ndim != 1 or len(known) <= last or known[list(rows)].tolist() != list(victims):
+        return "array 'victims' has other victims"
     for kind in kinds:
         lengths = arrays[f"{kind}_lengths"]
         if lengths.ndim != 1 or len(lengths) <= last:
