@@ -76,7 +76,7 @@ def _asked(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in names if name not in content]:
         raise LeakbenchError(
             f"{run.folder}: its newest manifest has no '{missing[0]}', so it cannot be described; "
-            "`leakbench run` does it again, report.md there is of then"
+            "`leakbench run` makes it anew, and the report.md there stays readable"
         )
     asked = {name: content[name] for name in names}
     texts = [asked["suite"], asked["profile"]]

@@ -110,10 +110,10 @@ def chunks(
 ) -> list[Chunk]:
     """Trials left, grouped so that cells that share data, weights and attack share chunks.
 
-    most: images in a chunk, but for a larger batch, and for gradients of more than `GRADIENTS` in
-    all. whole: chunks are cut from all planned trials
-    of one cell, whatever is left of them, and done again as a whole; a row that fails, or is not
-    asked for, then changes no other. Costly chunks come first, so that workers end together.
+    most: images in a chunk; fewer where their gradients would take more than `GRADIENTS`, more
+    where a single batch has more. whole: chunks are cut from all planned trials of one cell,
+    whatever is left of them, and done again as a whole; a row that fails, or is not asked for, then
+    changes no other. Costly chunks come first, so that workers end together.
     """
     groups: dict[str, list[PlannedCell]] = {}
     for cell in planned:

@@ -32,8 +32,6 @@ Status = Literal["ok", "nan", "diverged", "oom", "timeout", "skipped", "error"]
 """How a trial ended. ok: the attack returned; nan: it left the finite numbers; diverged: its
 returned loss is above its start's; oom, timeout, error: no reconstruction; skipped: no data."""
 
-STATUSES: tuple[Status, ...] = ("ok", "nan", "diverged", "oom", "timeout", "skipped", "error")
-
 JUDGED: tuple[Status, ...] = ("ok", "nan", "diverged")
 """Statuses with a reconstruction to judge."""
 

@@ -77,14 +77,19 @@ def run_round(
     """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
 
     All clients start from the same `weights` (no client axis); after the first local step each
-    has its own. point: where to tap. stop_at_tap: end there, weights None (a replay or a capture
-    needs no more). chunk_size: examples that are computed together; it bounds memory, and changes
-    no result. shares
-    (clients,): factors of the clients' updates in the aggregate; None: all the same, adding to 1.
-    by_examples: gradients of batches are means of those of examples, whatever `Defense.row` is:
-    slower, but a client's bits then depend on no other client (where weights are shared). A large
-    network (`weights.computed_alone`) does without: there every client is computed alone. first:
-    per-example gradients of the first local step, where the caller has them already.
+    has its own.
+
+    Args:
+        point: where to tap; None: nowhere.
+        stop_at_tap: end there, weights None: a replay or a capture needs no more.
+        chunk_size: examples that are computed together; it bounds memory, and changes no result.
+        shares: (clients,) factors of the clients' updates in the aggregate; None: all the same,
+            adding to 1.
+        by_examples: gradients of batches are means of those of examples, whatever `Defense.row`
+            is: slower, but a client's bits then depend on no other client (where weights are
+            shared). A large network (`weights.computed_alone`) does without: there every client is
+            computed alone.
+        first: per-example gradients of the first local step, where the caller has them already.
     """
     local, stacked, tapped = weights, False, None
     large = computed_alone(weights)

@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from leakbench.errors import LeakbenchError
 from leakbench.privacy.account import Result, epsilon
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_count, check_delta
 from leakbench.privacy.presets import preset_of
 from leakbench.spec import ACCOUNTANTS
-
-if TYPE_CHECKING:
-    pass
 
 NoiseConvention = Literal["per_example", "mean", "sum"]
 

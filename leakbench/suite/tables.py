@@ -67,7 +67,7 @@ class TrainingTable(TomlTable):
     """[training] batch_size a data set, "*" for others; iterations planned, of federated rounds.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
-    `batch_size` examples of its own. The other keys are those of `federated.Schedule`; they count
+    `batch_size` examples of its own. The other keys are those of `spec.Schedule`; they count
     where the network is trained: in [utility], and before a leak later than the first.
     """
 
