@@ -108,6 +108,12 @@ def assemble(
             text = f"build failed: {one_line(error)}"
             raise LeakbenchError(f"model '{architecture.name}': {text}") from error
     if not isinstance(built, nn.Module):
+        wanted = ("init", "logits", "head", "loss", "mixes_examples")
+        if lacking := [name for name in wanted if not hasattr(built, name)]:
+            text = f"build gave {type(built).__name__}, which has no '{lacking[0]}'"
+            raise LeakbenchError(
+                f"model '{architecture.name}': {text}; allowed: a torch.nn.Module, or a model"
+            )
         return built
     try:
         model = ModuleModel(

@@ -176,10 +176,15 @@ def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int]:
     """Why the attack skips such leaks, "" if it does not, and its budget."""
     try:
         attack = build_attack(cell)
-        reason = attack.skip(facts)
-        return (f"{cell.attack}: {reason}", 0) if reason else ("", attack.budget(facts))
+        reason, budget = attack.skip(facts), attack.budget(facts)
     except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
         return "", 0
+    for method, found, kind in (("skip", reason, str), ("budget", budget, int)):
+        if type(found) is not kind:
+            words = {str: "a text", int: "a whole number"}[kind]
+            text = f"attack '{cell.attack}': {method}() must give {words}, got {found!r:.60}"
+            raise LeakbenchError(text)
+    return (f"{cell.attack}: {reason}", 0) if reason else ("", budget)
 
 
 def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:

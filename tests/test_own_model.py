@@ -70,6 +70,16 @@ class Unbuilt(Mine):
 
     def build(self, input_shape, classes, scheme):
         return nn.Linear(1 // 0, classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number(Mine):
+    """Is none."""
+
+    name: ClassVar[str] = "number"
+
+    def build(self, input_shape, classes, scheme):
+        return 7
 '''
 
 LAYERS = '''
@@ -174,6 +184,7 @@ def test_a_network_edited_is_a_new_cell(place: Path, leakbench: Callable[..., An
     ("name", "words"),
     [
         ("forgetful", ("Dropout draws at random", 'mode "eval"')),
+        ("number", ("model 'number': build gave int, which has no 'init'",)),
         ("unbuilt", ("model 'unbuilt': build failed: ZeroDivisionError: ",)),
     ],
 )

@@ -428,3 +428,12 @@ def test_a_run_made_before_manifests_held_the_plan_is_reported(tmp_path: Path) -
         return [line for line in text.splitlines() if not line.startswith("Attackers:")]
 
     assert lines(report) == lines((OLD / "report.md").read_text(encoding="utf-8"))
+
+
+def test_arrays_of_other_victims_are_refused(finished: Path, tmp_path: Path) -> None:
+    for path in (finished / "reconstructions").iterdir():
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        np.savez(path, **(arrays | {"victims": arrays["victims"][::-1]}))
+    with pytest.raises(LeakbenchError, match="array 'victims' has other victims"):
+        run(write(tmp_path, SUITE + NEAR), finished)

@@ -849,3 +849,20 @@ def cli_report(folder: Path) -> tuple[int, str]:
     """`leakbench report` of a run."""
     done = CliRunner().invoke(cli.app, ["report", str(folder)])
     return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "words"),
+    [("skip", "5", "skip() must give a text, got 5"),
+     ("budget", '"many"', "budget() must give a whole number, got 'many'")],
+)  # fmt: skip
+def test_an_attack_that_answers_nonsense_is_one_sentence(
+    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, answer: str,
+    words: str,
+) -> None:  # fmt: skip
+    from leakbench.attacks.start_image import StartImage
+
+    monkeypatch.setattr(StartImage, method, lambda self, facts: eval(answer))
+    with pytest.raises(LeakbenchError) as caught:
+        run(resolve(suite, attack="start_image"), tmp_path / "run")
+    assert words in str(caught.value)

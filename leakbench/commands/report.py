@@ -77,7 +77,7 @@ def pack(
     store.pack(folder)
     write_reports(folder, (Format.md, Format.csv))
     picture = store.folder / "gallery.png"
-    if picture.exists():
+    if picture.is_file():
         shutil.copyfile(picture, folder / picture.name)
     say(f"packed: {folder}")
 
@@ -135,7 +135,7 @@ def _render(store: Run, content: Report, format: Format) -> str:
 
     if format is Format.html:
         picture = store.folder / "gallery.png"
-        return renderings.to_html(content, picture.read_bytes() if picture.exists() else None)
+        return renderings.to_html(content, picture.read_bytes() if picture.is_file() else None)
     make = {
         Format.md: renderings.to_markdown,
         Format.csv: renderings.to_csv,
