@@ -398,6 +398,13 @@ def test_a_packed_run_is_small_and_gives_the_same_report(finished: Path, tmp_pat
     assert code == 2 and "to be read only" in text
 
 
+def test_the_committed_reference_run_gives_the_report_beside_it() -> None:
+    folder = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
+    code, report = command("report", str(folder))
+    assert code == 0
+    assert report == (folder / "report.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("damage", ["torn", "garbage", "bomb"])
 def test_damaged_packed_records_are_one_sentence(
     finished: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
