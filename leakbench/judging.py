@@ -224,7 +224,7 @@ class Judge:
         that begins nowhere. raw, clamped: their descents. blames: who is to blame where an image
         was not recovered, see `blame`.
         """
-        measured = measure(images, victims, self.data_root)
+        measured, digest = measure(images, victims, self.data_root), self.digest
         baselines = baselines_of(victims, start)
         best = best_trivial(baselines).tolist()
         pixels = images[0].numel()
@@ -240,7 +240,7 @@ class Judge:
                 own
                 | {
                     "unmeasured": dict(measured.unmeasured),
-                    "judge": self.digest,
+                    "judge": digest,
                     "baselines": {k: plain(float(v[image])) for k, v in baselines.items()},
                     "first_step": {name: spent[0] for name, spent in first.items()},
                     "first_evaluations": {name: spent[1] for name, spent in first.items()},

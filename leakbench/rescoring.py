@@ -53,7 +53,8 @@ def rejudged(
 def outdated(cell: PlannedCell, judge: Judge, records: Mapping[Key, Record]) -> list[Record]:
     """Its records that other rules or metrics judged."""
     found = [records[key] for key in ([] if cell.skip else cell.trials()) if key in records]
-    return [r for r in found if r["status"] in JUDGED and r["judge"] != judge.digest]
+    digest = judge.digest
+    return [r for r in found if r["status"] in JUDGED and r["judge"] != digest]
 
 
 def _rejudged(
