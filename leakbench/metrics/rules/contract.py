@@ -132,6 +132,41 @@ class SuccessRule(ABC):
             raise LeakbenchError(f"{self._where}: {self.kind} always clamps, clamp must be true")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRule(SuccessRule):
+    """One error is less than a threshold, as papers print it; the kind is the error's name.
+
+    Attributes:
+        shown: The error's name for people.
+        threshold: Positive, in the units of the error.
+        clamp: Whether the number is taken on clamped pixels.
+    """
+
+    bare: ClassVar[bool] = True
+    shown: ClassVar[str]
+
+    threshold: float
+    clamp: bool = True
+
+    def __post_init__(self) -> None:
+        self._require_threshold(self.threshold)
+
+    @property
+    def error(self) -> str:
+        return f"{self.kind}_clamped" if self.clamp else f"{self.kind}_raw"
+
+    @property
+    def condition(self) -> str:
+        return f"{'clamped' if self.clamp else 'raw'} {self.shown} < {self.threshold:g}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.error,)
+
+    def judge(self, measured: Numbers) -> bool:
+        return below(measured.get(self.error), self.threshold)
+
+
 def below(value: float | None, limit: float) -> bool:
     """Whether a measured number is less than `limit`; None and NaN are not."""
     return value is not None and value < limit
