@@ -193,10 +193,12 @@ def run(
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
-    planning.plan_cells(plan, root, device)  # its mistakes show before anything is tried out
+    platform = planning.platform_of(device)
+    planned = planning.plan_cells(plan, root, platform)  # mistakes show before anything is tried
     dependent = planning.dependent_rows(plan, root, device)
-    platform = planning.platform_of(device, chunk_size if dependent else None)
-    planned = planning.plan_cells(plan, root, platform)
+    if dependent:
+        platform = replace(platform, unit=chunk_size)
+        planned = planning.plan_cells(plan, root, platform)
     trained = planning.plan_trainings(plan, root, platform)
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
@@ -257,10 +259,14 @@ def run(
 
 def _write_manifest(writer: Writer, content: Manifest, needed: bool) -> str:
     """Hash of this invocation's manifest; a no-op that asks what the last one asked writes none."""
-    known = writer.run.manifests()
-    if known and not needed and content.says_the_same(manifests.read(writer.run)):
+    if not needed and writer.run.manifests() and content.says_the_same(manifests.read(writer.run)):
         return ""
-    facts = {**content.facts, "number": len(known) + 1}
+    return _numbered(writer, content)
+
+
+def _numbered(writer: Writer, content: Manifest) -> str:
+    """Write a manifest as the newest one; returns its hash."""
+    facts = {**content.facts, "number": len(writer.run.manifests()) + 1}
     return writer.manifest(manifests.to_json(replace(content, facts=facts)))
 
 
@@ -287,10 +293,7 @@ def rescore(run: Run, root: Path | None) -> int:
     """
     known = manifests.read(run)
     with run.writing() as writer:
-        facts = {**known.facts, "number": len(run.manifests()) + 1}
-        content = manifests.to_json(replace(known, facts=facts))
-        records = run.records()
-        return _judge_again(writer, known, records, root, writer.manifest(content))
+        return _judge_again(writer, known, run.records(), root, _numbered(writer, known))
 
 
 def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:
