@@ -41,15 +41,18 @@ def described(run: Run, content: Mapping[str, Any]) -> Manifest:
     for record in run.records().values():
         place = (record["dataset"], record["row"], record.get("attack"), record.get("knowledge"))
         identities[*place, record["network"]] = record["identity"]
-    cells, trainings = [], []
+
+    def as_recorded(place: tuple[Any, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(identities.get((*place, j), own) for j, own in enumerate(known))
+
+    cells = []
     for each in planning.plan_cells(plan, data_root(), made):
         place = (each.cell.dataset, each.cell.row, each.cell.attack, each.cell.knowledge)
-        names = (identities.get((*place, j), own) for j, own in enumerate(each.identities))
-        cells.append(replace(each, identities=tuple(names)))
+        cells.append(replace(each, identities=as_recorded(place, each.identities)))
+    trainings = []
     for training in planning.plan_trainings(plan, data_root(), made):
         place = (training.cell.dataset, training.cell.row, None, None)
-        names = (identities.get((*place, j), own) for j, own in enumerate(training.identities))
-        trainings.append(replace(training, identities=tuple(names)))
+        trainings.append(replace(training, identities=as_recorded(place, training.identities)))
     return Manifest(plan=plan, cells=tuple(cells), trainings=tuple(trainings), facts=dict(content))
 
 
@@ -62,10 +65,9 @@ def original(cell: Cell, victim: int) -> tuple[NDArray[Any], str, NDArray[Any]]:
     from leakbench.data import load
 
     dataset = load(cell.source)
-    label, names = int(dataset.candidate_labels[victim]), dataset.class_names
     return (
         dataset.candidates[victim].numpy(),
-        names[label] if label < len(names) else str(label),
+        dataset.class_name(int(dataset.candidate_labels[victim])),
         dataset.public.mean(dim=0).numpy(),
     )
 

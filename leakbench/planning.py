@@ -6,7 +6,6 @@ and the machine's arithmetic. How results are judged is not in it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +20,11 @@ from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.identity import TRAININGS, source_digest
-from leakbench.modules import fixed_of
+from leakbench.networks import build_defense, first_network, identity_of
 from leakbench.plugin_files import one_line
 from leakbench.spec import Cell, Plan, UtilityCell, canonical, observer_of
-from leakbench.trials import build_attack, build_defense, check_cell, facts_of, network
-from leakbench.utility import check_training, first_network
-from leakbench.weights import digest
+from leakbench.trials import build_attack, check_cell, facts_of
+from leakbench.utility import check_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +137,8 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
         spec["victims"] = plan.victims
     identities = []
     for number in range(plan.networks):
-        model, weights = network(cell, dataset, number)
-        of_weights = digest({**weights, **fixed_of(model)})
-        whole = spec | {"network": number, "weights_digest": of_weights}
-        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
+        model, weights = first_network(cell, dataset, number)
+        identities.append(identity_of(spec, number, model, weights))
     # Promises depend on shapes only: they are the same for every network.
     guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
     all_mu = [guarantee.mu for guarantee in guarantees]
@@ -244,12 +240,11 @@ def _planned_training(
         "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path), TRAININGS),
         **replace(platform, unit=None).facts(),
     }
-    identities = []
-    for number in range(plan.utility_networks):
-        model, weights = first_network(cell, number)
-        of_weights = digest({**weights, **fixed_of(model)})
-        whole = spec | {"network": number, "weights_digest": of_weights}
-        identities.append(hashlib.sha256(canonical(whole).encode()).hexdigest())
+    inputs = look_up(cell.source)
+    identities = [
+        identity_of(spec, number, *first_network(cell, inputs, number))
+        for number in range(plan.utility_networks)
+    ]
     return PlannedTraining(
         cell=cell,
         identities=tuple(identities),

@@ -24,13 +24,13 @@ from leakbench.contracts import changes_nothing
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.halves import VictimLists, check_halves, in_halves, victims_of
+from leakbench.networks import build_defense
 from leakbench.records import Key, Record, Run
 from leakbench.report import cells, costs
 from leakbench.report.content import CostEntry
 from leakbench.runner import Outcome
 from leakbench.spec import Cell, Knowledge, Plan, Scalar
 from leakbench.statistics import Interval
-from leakbench.trials import build_defense
 
 Standing = Literal["control", "leaks", "incomplete", "no accuracy", "resists"]
 """What the selection half says of a setting. control: no defense at all, never chosen; leaks: some

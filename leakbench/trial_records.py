@@ -177,10 +177,9 @@ def arrays_of(
 def _truth(victims: Victims, rows: list[int]) -> dict[str, np.ndarray]:
     """What a gallery shows beside reconstructions, so that it needs no data: the images (m, *shape)
     with the names of their classes (m,), and the mean public image (*shape)."""
-    names = victims.dataset.class_names
     labels = victims.labels[rows].tolist()
     return {
         "truth": victims.images[rows].numpy(),
-        "class_names": np.array([names[i] if i < len(names) else str(i) for i in labels]),
+        "class_names": np.array([victims.dataset.class_name(label) for label in labels]),
         "mean_image": victims.dataset.public.mean(dim=0).numpy(),
     }

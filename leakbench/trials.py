@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from leakbench import architectures, registry
+from leakbench import registry
 from leakbench.chunks import Chunk, ChunkResult, batch_from
 from leakbench.contracts import (
     Attack,
@@ -38,28 +38,15 @@ from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, partition, train
 from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
+from leakbench.networks import build_defense, first_network, model_of
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
-from leakbench.spec import Cell, Schedule, UtilityCell, canonical
+from leakbench.spec import Cell, Schedule, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
 from leakbench.trial_records import AttackedChunk, arrays_of, records_of
 from leakbench.victims import Victims
-from leakbench.weights import Scheme, computed_alone
-
-
-def network(cell: Cell, dataset: Dataset, number: int) -> tuple[Model, dict[str, Tensor]]:
-    """Model and first weights number `number` of a cell; the same for every defense and attack."""
-    model = _model(cell, dataset)
-    stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
-    return model, model.init(stream, getattr(torch, cell.dtype))
-
-
-def _model(cell: Cell, dataset: Dataset) -> Model:
-    scheme = cast(Scheme, cell.weights)
-    return architectures.build(
-        cell.model, dataset.input_shape, dataset.classes, scheme, cell.model_parameters
-    )
+from leakbench.weights import computed_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +71,7 @@ def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     )  # fmt: skip
     key = (dataset.checksum, canonical(recipe))
     if key not in _ATTACKED:
-        model, weights = network(cell, dataset, number)
+        model, weights = first_network(cell, dataset, number)
         if cell.pretraining is not None:
             weights = pretrain(
                 model, weights,
@@ -106,7 +93,7 @@ def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
             defense takes apart; a training before the leak that cannot start (see
             `federated.check`); subsets that do not divide the batch.
     """
-    model = _model(cell, dataset)
+    model = model_of(cell, dataset)
     if model.mixes_examples and cell.example_view:
         raise LeakbenchError(
             f"model '{cell.model}': mixes the examples of a batch, so none has a gradient of its "
@@ -173,12 +160,6 @@ def looks(
 
 _POINTS: dict[tuple[str, str], Mapping[int, Point]] = {}
 """Trained weights of this process by cell and network, as `_ATTACKED`."""
-
-
-def build_defense(cell: Cell | UtilityCell) -> Defense:
-    """The cell's defense with all its parameters."""
-    kind = registry.load("defenses", cell.defense)
-    return cast(Defense, kind(**cell.defense_parameters))
 
 
 def build_attack(cell: Cell) -> Attack:

@@ -7,14 +7,13 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakbench import architectures, registry
 from leakbench.contracts import Defense, Guarantee, Model, Setting, Weights
 from leakbench.data import load
 from leakbench.data.catalog import data_root, look_up
@@ -22,6 +21,7 @@ from leakbench.data.datasets import as_unit, load_full
 from leakbench.data.entries import Source
 from leakbench.errors import DataMissing
 from leakbench.federated import check, partition, train
+from leakbench.networks import build_defense, first_network, model_of
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
@@ -30,7 +30,6 @@ from leakbench.records import Record
 from leakbench.spec import Schedule, UtilityCell
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import public_gradients
-from leakbench.weights import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,37 +158,17 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
     """
     data = material(cell.source, root)
     schedule = Schedule(**cell.schedule)
-    model, defense = _model(cell), build_defense(cell)
+    model, defense = model_of(cell, look_up(cell.source)), build_defense(cell)
     for number in range(networks):
         shares = partition(data.train_labels, schedule, cell.seed, (cell.dataset, number))
         check(model, defense, schedule, shares, public=data.public)
     return data
 
 
-def first_network(cell: UtilityCell, number: int) -> tuple[Model, dict[str, Tensor]]:
-    """Network `number` and its weights as they are drawn."""
-    stream = generator(cell.seed, "weights", cell.model, cell.weights, cell.dataset, number)
-    model = _model(cell)
-    return model, model.init(stream, getattr(torch, cell.dtype))
-
-
-def build_defense(cell: UtilityCell) -> Defense:
-    """The cell's defense with all its parameters."""
-    return cast(Defense, registry.load("defenses", cell.defense)(**cell.defense_parameters))
-
-
-def _model(cell: UtilityCell) -> Model:
-    entry = look_up(cell.source)
-    scheme = cast(Scheme, cell.weights)
-    return architectures.build(
-        cell.model, entry.input_shape, entry.classes, scheme, cell.model_parameters
-    )
-
-
 def _network(
     cell: UtilityCell, data: Material, number: int, device: torch.device
 ) -> tuple[Model, Weights]:
-    model, weights = first_network(cell, number)
+    model, weights = first_network(cell, look_up(cell.source), number)
     if cell.pretraining is not None:  # on what is public: it must cost no privacy
         weights = pretrain(
             model, weights, data.public.to(getattr(torch, cell.dtype)), data.public_labels,

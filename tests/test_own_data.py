@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from leakbench import data, runner, trials
+from leakbench import data, networks, runner, trials
 from leakbench.data import catalog, datasets, own
 from leakbench.data.entries import OwnData
 from leakbench.errors import DataMissing, LeakbenchError
@@ -589,7 +589,7 @@ def test_equal_data_of_two_names_and_other_data_of_one_name_are_other_networks(
     assert trials.attacked_network(first, forty_data, 0) is one
     two = trials.attacked_network(second, copy, 0)
     assert not torch.equal(one.weights["dense.weight"], two.weights["dense.weight"])
-    _, drawn = trials.network(second, copy, 0)
+    _, drawn = networks.first_network(second, copy, 0)
     assert torch.equal(two.weights["dense.weight"], drawn["dense.weight"])
     shutil.rmtree(forty / "c9")
     forget()

@@ -42,7 +42,7 @@ def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess
 @pytest.fixture(scope="module")
 def make_copy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """Copies of the tree, so that building leaves nothing behind in it."""
-    # Top-level names only: leakbench/data/build.py, say, must come along.
+    # Top-level names only: leakbench/data/prepare.py, say, must come along.
     left_out = {"build", "dist", "results", "shared"}
 
     def ignore(folder: str, names: list[str]) -> set[str]:

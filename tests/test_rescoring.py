@@ -20,49 +20,14 @@ from leakbench.records import Key, Record, Run, encode
 from leakbench.runner import Outcome
 from leakbench.suite import names, resolve
 
-SUITE = """
-schema = 1
-name = "small"
-title = "A small suite"
-paper = "none"
-source = "written for a test"
-version = 1
-seed = 7
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 4 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 12 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "dp"
-name = "dp_baseline"
-label = "DP"
-parameters = { clip = 4.0, noise_multiplier = 0.01 }
-
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[profiles.quick]
-networks = 1
-victims = 4
-"""
+SUITE = (
+    Path(__file__)
+    .with_name("tiny.toml")
+    .read_text(encoding="utf-8")
+    .replace("steps = 2", "steps = 12")
+    .replace('convention = "mean"', "noise_multiplier = 0.01")
+    .replace("victims = 2", "victims = 4")
+)
 
 NEAR = """
 [[rules]]
@@ -143,7 +108,7 @@ def test_a_changed_threshold_attacks_nothing(finished: Path, tmp_path: Path) -> 
 
 def test_a_label_and_a_title_change_the_report_alone(finished: Path, tmp_path: Path) -> None:
     records = (finished / "records.jsonl").read_bytes()
-    text = SUITE.replace('label = "DP"', 'label = "another label"').replace("A small", "Another")
+    text = SUITE.replace('label = "DP"', 'label = "another label"').replace("A tiny", "Another")
     outcome = run(write(tmp_path, text), finished)
     assert (outcome.ran, outcome.rejudged, outcome.changed) == (0, 0, True)
     assert (finished / "records.jsonl").read_bytes() == records
@@ -316,7 +281,7 @@ def test_a_report_needs_no_suite_and_no_code_of_then(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, report = command("report", str(finished))
-    assert code == 0 and "A small suite" in report
+    assert code == 0 and "A tiny suite" in report
     moved = tmp_path / "elsewhere" / "run"
     shutil.copytree(finished, moved)
     (tmp_path / "small.toml").unlink(missing_ok=True)
@@ -356,7 +321,7 @@ def test_the_newest_manifest_is_the_last_whatever_the_clock_says(
     (path,) = (finished / "manifests").iterdir()
     content = json.loads(path.read_bytes())
     path.write_text(json.dumps(content | {"started": "2999-01-01T00:00:00+00:00"}))
-    run(write(tmp_path, SUITE.replace("A small", "A later")), finished)
+    run(write(tmp_path, SUITE.replace("A tiny", "A later")), finished)
     assert "A later suite" in command("report", str(finished))[1]
 
 

@@ -1,6 +1,6 @@
 """The training path: hooks and taps in order, plain autograd as the reference, exact replays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -425,6 +425,26 @@ def observe(
     return seen, Replay(defense=defense, state=state, context=context)
 
 
+def own_run(
+    weights: Weights,
+    seen: Gradients,
+    replays: Sequence[Replay],
+    replay_of: Tensor,
+    point: LeakPoint,
+    local_steps: int = 1,
+) -> Callable[..., Gradients]:
+    """The attacker's own run of the path behind what was seen."""
+    run = Simulator(
+        model=MODEL,
+        replays=replays,
+        replay_of=replay_of,
+        point=point,
+        local_steps=local_steps,
+        learning_rate=RATE,
+    )
+    return Observation(weights=weights, gradients=seen, run=run).simulate
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("point", [EXAMPLE, BATCH, UPDATE, RECEIPT], ids=str)
 @pytest.mark.parametrize("defense", [NoDefense(), CLIPPING], ids=["naive", "replay"])
@@ -435,17 +455,7 @@ def test_simulation_at_the_truth_is_the_leak(
     size = 1 if point == EXAMPLE else 2
     batch = digits(7, size, dtype=dtype)[0]
     seen, replay = observe(defense, weights, point, batch)
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=[replay],
-            replay_of=torch.zeros(7, dtype=torch.int64),
-            point=point,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, [replay], torch.zeros(7, dtype=torch.int64), point)
     simulated = simulate(batch.inputs, batch.labels, torch.arange(7))
     assert equal(simulated, seen)
     assert torch.equal(squared_distance(simulated, seen), torch.zeros(7, dtype=dtype))
@@ -663,18 +673,7 @@ def test_unrolled_steps_are_a_plain_loop_of_sgd(point: LeakPoint, steps: int, si
     weights = draw(MODEL, torch.float64)
     batches = digits(3, size, steps, torch.float64)
     seen, replays, which = updated(batches, weights, point, Defense())
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=replays,
-            replay_of=which,
-            point=point,
-            local_steps=steps,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, replays, which, point, steps)
     # A guess, not the truth, and victims in another order.
     inputs, labels = joined(batches)
     inputs = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).double()
@@ -699,18 +698,7 @@ def test_averaged_steps_are_one_gradient_of_all_examples(
     weights = draw(MODEL, torch.float64)
     batches = digits(2, size, steps, torch.float64)
     seen, replays, which = updated(batches, weights, point, Defense())
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=replays,
-            replay_of=which,
-            point=point,
-            local_steps=steps,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, replays, which, point, steps)
     inputs, labels = joined(batches)
     targets = F.one_hot(labels, 10).double() * 0.9 + 0.01 if soft else labels
     found = simulate(inputs, targets, torch.arange(2), local_steps="average")
@@ -735,18 +723,7 @@ def test_the_truth_is_at_distance_0_of_unrolled_steps_alone(
     weights = draw(MODEL, dtype)
     batches = digits(8, 2, 3, dtype)
     seen, replays, which = updated(batches, weights, point, *defenses)
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=replays,
-            replay_of=which,
-            point=point,
-            local_steps=3,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, replays, which, point, 3)
     inputs, labels = joined(batches)
     everyone = torch.arange(8)
     unrolled = simulate(inputs, labels, everyone, local_steps="unroll")
@@ -759,18 +736,7 @@ def test_unrolled_steps_have_an_order_and_averaged_ones_have_none() -> None:
     weights = draw(MODEL, torch.float64)
     batches = digits(2, 2, 2, torch.float64)
     seen, replays, which = updated(batches, weights, RECEIPT, Defense())
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=replays,
-            replay_of=which,
-            point=RECEIPT,
-            local_steps=2,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, replays, which, RECEIPT, 2)
     inputs, labels = joined(batches)
     rows = torch.arange(2)
     within, across = [1, 0, 3, 2], [2, 3, 0, 1]
@@ -798,18 +764,7 @@ def test_an_averaged_step_is_as_long_as_all_steps_together(steps: int) -> None:
     weights = draw(MODEL, torch.float64)
     batches = digits(2, 2, steps, torch.float64)
     seen, replays, which = updated(batches, weights, UPDATE, BoundedUpdates())
-    simulate = Observation(
-        weights=weights,
-        gradients=seen,
-        run=Simulator(
-            model=MODEL,
-            replays=replays,
-            replay_of=which,
-            point=UPDATE,
-            local_steps=steps,
-            learning_rate=RATE,
-        ),
-    ).simulate
+    simulate = own_run(weights, seen, replays, which, UPDATE, steps)
     inputs, labels = joined(batches)
     found = simulate(inputs, labels, torch.arange(2), local_steps="average")
     for client in range(2):

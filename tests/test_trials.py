@@ -15,7 +15,7 @@ import torch
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import federated, planning, runner, trials
+from leakbench import federated, networks, planning, runner, trials
 from leakbench.chunks import batch_from
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
@@ -256,7 +256,7 @@ def test_the_partitions_that_are_checked_are_those_that_are_trained_on(
     trials.check_cell(cell, digits, 2)
     for number in (0, 1):
         attacked = trials.attacked_network(cell, digits, number)
-        trials.looks(cell, digits, attacked, trials.build_defense(cell), number)
+        trials.looks(cell, digits, attacked, networks.build_defense(cell), number)
     assert seen["checked"] == seen["trained"]
     assert seen["checked"][0] != seen["checked"][1]
 
@@ -647,7 +647,7 @@ def attacked_anew(cell: Cell, number: int = 0) -> trials.Attacked:
 def test_a_pretrained_network_is_the_same_twice_and_not_the_first(batches: str) -> None:
     dataset = load("mnist")
     cell = resolve(batches, settings=[LEARN]).cells[0]
-    _, untrained = trials.network(cell, dataset, 0)
+    _, untrained = networks.first_network(cell, dataset, 0)
     one, two, other = attacked_anew(cell), attacked_anew(cell), attacked_anew(cell, 1)
     for name, value in one.weights.items():
         assert torch.equal(value, two.weights[name])
@@ -684,7 +684,7 @@ def test_trials_attack_the_pretrained_weights(batches: str, drop: Drop, tmp_path
 def test_accuracy_is_recorded_without_pretraining_too(batches: str, tmp_path: Path) -> None:
     plan = resolve(batches, attack="start_image", defense="none")
     dataset = load("mnist")
-    model, weights = trials.network(plan.cells[0], dataset, 0)
+    model, weights = networks.first_network(plan.cells[0], dataset, 0)
     right = (model.logits(weights, dataset.public).argmax(dim=1) == dataset.public_labels).double()
     for record in run_plan(plan, tmp_path / "run").values():
         assert record["accuracy"] == pytest.approx(float(right.mean()), abs=1e-6)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from leakbench import manifest, planning, runner, trials, utility
+from leakbench import manifest, networks, planning, runner, trials, utility
 from leakbench.chunks import Chunk
 from leakbench.cli import app
 from leakbench.contracts import Setting
@@ -147,10 +147,10 @@ def test_a_record_says_what_the_training_did(done: tuple[Plan, Path]) -> None:
     data = load("mnist")
     for (row, network), record in trained(folder).items():
         (cell,) = (each for each in plan.utility if each.row == row)
-        _, weights = utility.first_network(cell, network)
-        model = trials.network(plan.cells[0], data, network)[0]
+        _, weights = networks.first_network(cell, load("mnist"), network)
+        model = networks.first_network(plan.cells[0], data, network)[0]
         again = train(
-            model, weights, data.train, data.train_labels, utility.build_defense(cell),
+            model, weights, data.train, data.train_labels, networks.build_defense(cell),
             Schedule(**cell.schedule), seed=3, axes=("mnist", network),
             noise=NoiseStreams(3, ("training", "mnist", network)),
         )  # fmt: skip
@@ -322,7 +322,7 @@ def test_epsilon_is_that_of_the_releases(done: tuple[Plan, Path]) -> None:
     setting = Setting(
         batch_size=4, local_steps=2, clients=3, all_clients=20, examples=200, rounds=4
     )
-    _, weights = utility.first_network(done[0].utility[0], 0)
+    _, weights = networks.first_network(done[0].utility[0], load("mnist"), 0)
     for row, defense in (
         ("cdp", FedCDP(clip=1.0, noise_multiplier=0.5, convention="sum")),
         ("sdp", FedSDPClient(clip=0.5, noise_multiplier=0.01)),
@@ -455,11 +455,11 @@ def test_a_later_leak_is_read_from_weights_trained_with_the_defense(write: Write
     data = load("mnist")
     for row in ("none", "cdp", "sdp"):
         leak, cell = leaks(plan, row)
-        model, weights = trials.network(cell, data, 0)
+        model, weights = networks.first_network(cell, data, 0)
         assert cell.rounds == (2,) and leak.point.round == 2
         schedule = Schedule(**{**cell.federation, "rounds": 2})
         reached = train(
-            model, weights, data.train, data.train_labels, trials.build_defense(cell), schedule,
+            model, weights, data.train, data.train_labels, networks.build_defense(cell), schedule,
             total=4, seed=3, axes=("mnist", 0), noise=NoiseStreams(3, ("training", "mnist", 0)),
         ).weights  # fmt: skip
         seen = leak.observations[0].weights

@@ -51,6 +51,10 @@ class Dataset:
     source: str
     checksum: str
 
+    def class_name(self, label: int) -> str:
+        """What people call a class; its number where the data do not say."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FullDataset:
