@@ -271,6 +271,14 @@ class Defense:
         """
         return None
 
+    def scales(self, state: State, context: Context) -> Mapping[str, float]:
+        """What the mechanism used in the round just ended, public or not: for logs, nothing else.
+
+        "clip" (C_t), "noise_multiplier" (sigma_t), "sensitivity" (S_t), those it has; of quantities
+        that every client has his own of, the mean. state: after the hooks, before `merge`.
+        """
+        return {}
+
     def events(self, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
         """Releases of a whole training run, as the final model's holder is promised them.
 
