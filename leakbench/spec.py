@@ -250,8 +250,7 @@ class Cell:
     @property
     def convention(self) -> str | None:
         """Noise convention, where the defense has one."""
-        value = self.defense_parameters.get("convention")
-        return None if value is None else str(value)
+        return _convention(self.defense_parameters)
 
     def spec(self) -> dict[str, Any]:
         """JSON-able description of what is attacked: names of rows and paths change nothing."""
@@ -268,7 +267,14 @@ class Cell:
 class UtilityCell:
     """A training with one defense, every parameter spelled out; `schedule` is complete.
 
-    evaluate_at: rounds after which the accuracy is measured. own: as in `Cell`.
+    Attributes:
+        evaluate_at: rounds after which the accuracy is measured. own: as in `Cell`.
+        variant: of the suite's [[utility.variants]], "" in a suite without.
+        learning_rates: a sweep: a network is trained by each of them, and the one with the best
+            accuracy on held-out training examples is reported; (): the schedule's own alone.
+        held_out: share of the training examples held out in a sweep, in (0, 1).
+        stop_accuracy: training ends after the round that reaches this accuracy on the test part.
+        stop_epsilon: training ends before the round that would exceed this epsilon at `delta`.
     """
 
     dataset: str
@@ -280,32 +286,48 @@ class UtilityCell:
     schedule: Mapping[str, Any]
     evaluate_at: tuple[int, ...]
     delta: float
+    variant: str = ""
     defense_id: str
     label: str
     defense: str
     defense_parameters: Parameters
+    learning_rates: tuple[float, ...] = ()
+    held_out: float = 0.1
+    stop_accuracy: float | None = None
+    stop_epsilon: float | None = None
     seed: int
     dtype: str
 
     @property
     def row(self) -> str:
         """Row of the table of costs it stands in."""
-        return self.defense_id
+        return row_name(self.variant, self.defense_id)
 
     @property
     def source(self) -> Source:
         """What to load the data from."""
         return self.own or self.dataset
 
+    @property
+    def convention(self) -> str | None:
+        """Noise convention, where the defense has one."""
+        return _convention(self.defense_parameters)
+
     def spec(self) -> dict[str, Any]:
         """JSON-able description for identity; neither names of rows nor paths change a result."""
         spec = dataclasses.asdict(self)
-        for name in ("defense_id", "label", "own"):
+        for name in ("variant", "defense_id", "label", "own"):
             del spec[name]
         return {"kind": "utility", **spec}
 
     def __str__(self) -> str:
         return f"{self.dataset}/{self.row}/utility"
+
+
+def _convention(parameters: Parameters) -> str | None:
+    """Noise convention among the parameters of a defense."""
+    value = parameters.get("convention")
+    return None if value is None else str(value)
 
 
 # ---------------------------------------------------------------------------- the plan
@@ -368,11 +390,26 @@ class Printed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedUtility:
-    """The accuracy a paper prints for a defense, as printed."""
+    """What a paper prints of a training, strings as printed; at least one of the three numbers.
+
+    accuracy: on test data, 0 to 1. seconds_per_iteration: of a local step; on another machine, so
+    that only its ratio to the undefended row's can be compared. rounds: to the `stop_accuracy`.
+    of_rounds: rounds of the training that the file speaks of, whatever is set otherwise; 0 in runs
+    made before they were kept, where `Plan.printed_rounds` has them.
+    """
 
     dataset: str
     defense: str
-    accuracy: str
+    variant: str = ""
+    accuracy: str | None = None
+    seconds_per_iteration: str | None = None
+    rounds: str | None = None
+    of_rounds: int = 0
+
+    @property
+    def row(self) -> str:
+        """Row of the table of costs it stands in."""
+        return row_name(self.variant, self.defense)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,14 +470,13 @@ class Plan:
         file, file_digest: where it was read, and the SHA-256 of its text.
         profile: the one resolved, of `profiles`.
         networks, victims: trials a cell: so many networks with so many images each.
-        cells: what is attacked. defenses: their rows, in the order of the file.
+        cells: what is attacked; none in a suite that only trains. defenses: their rows, in the order of the file.
         rules: what counts as a success.
         printed: by (data set, row): printed numbers of the rows that run as the paper has them.
         notes, gallery: for the report.
         priced: whether the suite says what its defenses cost. utility: the trainings that measure
             it, `utility_networks` of each.
-        printed_utility: by (data set, row). printed_rounds: of the trainings that the file speaks
-            of, whatever is set otherwise.
+        printed_utility: by (data set, row). printed_rounds: of older runs, see `PrintedUtility`.
         provenance: who set which parameter; it explains the plan and decides nothing.
         asked: the arguments that made the plan.
     """
@@ -467,7 +503,7 @@ class Plan:
     utility: tuple[UtilityCell, ...]
     utility_networks: int
     printed_utility: Mapping[tuple[str, str], PrintedUtility]
-    printed_rounds: int
+    printed_rounds: int = 0
     provenance: tuple[Provenance, ...] = ()
     asked: Mapping[str, Any]
 
@@ -501,7 +537,7 @@ def plan_from_json(value: Any, where: str = "plan") -> Plan:
     return dataclasses.replace(
         plan,
         printed={(each.dataset, each.row): each for each in printed},
-        printed_utility={(each.dataset, each.defense): each for each in accuracies},
+        printed_utility={(each.dataset, each.row): each for each in accuracies},
     )
 
 
