@@ -78,6 +78,10 @@ class MatchingAttack(Attack):
     def optimiser(self, facts: LeakFacts) -> Optimiser:
         """What moves the inputs, and labels where they are soft."""
 
+    def optimiser_of(self, leak: Leak) -> Optimiser:
+        """The same with what depends on more than the facts, but spends no more evaluations."""
+        return self.optimiser(leak.facts)
+
     def labels(self, leak: Leak, streams: Streams) -> Tensor | None:
         """(n, B) class indices held fixed: granted, else read off the gradient; None: soft labels,
         optimised along with the inputs from logits that every restart draws anew from N(0, 1)."""
@@ -92,12 +96,16 @@ class MatchingAttack(Attack):
         """Weights, and what the loss has beside the distance; a weight of 0 leaves it out."""
         return ((self.total_variation, total_variation),)
 
+    def as_priors_see(self, leak: Leak, inputs: Tensor) -> Tensor:
+        """The inputs in the units of the priors: as they are."""
+        return inputs
+
     def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         """(k,) the distance and the weighted priors, see `contracts.HasLoss`."""
         total = self.distance(leak, inputs, labels, rows)
         for weight, prior in self.priors():
             if weight:
-                total = total + weight * prior(inputs)
+                total = total + weight * prior(self.as_priors_see(leak, inputs))
         return total
 
     def skip(self, facts: LeakFacts) -> str:
@@ -113,7 +121,7 @@ class MatchingAttack(Attack):
         smallest loss. Steps and evaluations are those of all restarts, the start is the first
         one's."""
         self.require_suitable(leak)
-        labels, optimiser = self.labels(leak, streams), self.optimiser(leak.facts)
+        labels, optimiser = self.labels(leak, streams), self.optimiser_of(leak)
         spent = torch.zeros(2, leak.n, dtype=torch.int64)  # of earlier restarts
 
         def counting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -119,6 +119,26 @@ def cosine_loss(
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+class Distance(Protocol):
+    """(k,) how far the gradients of dummy inputs are from those of victims `rows`."""
+
+    def __call__(
+        self,
+        leak: Leak,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        *,
+        local_steps: LocalSteps = "unroll",
+    ) -> Tensor: ...
+
+
+Matching = Literal["squared", "cosine"]
+"""By which distance gradients are matched."""
+
+DISTANCES: dict[Matching, Distance] = {"squared": squared_loss, "cosine": cosine_loss}
 
 
 def _length(gradients: Gradients) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ StepWatch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """(problem numbers (k,), steps and evaluations done (k,), points (k, d), losses at the start of the
 step (k,))."""
 
+Returned = Literal["best", "last"]
+"""Which iterate an optimiser gives back."""
+
 PAD = 8
 ALIGNED = 16
 """Numbers that fill a cache line, in single precision."""
@@ -48,7 +52,7 @@ ALIGNED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Per problem: the best finite point by its own loss, and what it took.
+    """Per problem: the best finite point by its own loss, or the last, and what it took.
 
     points (n, d); loss (n,) at `points`; start_loss (n,); steps, evaluations (n,) int64;
     status n of "converged", "steps" (used up), "nan".
@@ -374,18 +378,24 @@ def one_by_one(objective: Objective) -> Objective:
 class SignedAdam:
     """Adam as gradient inversion uses it: on the gradient's sign, and inside a box.
 
-    Betas and eps are the defaults of `torch.optim.Adam`. The learning rate falls to a tenth at 3/8,
-    5/8 and 7/8 of `steps`, each rounded down, where `torch.optim.lr_scheduler.MultiStepLR` would
-    lower it. The point after the last step is evaluated too: `steps` + 1 evaluations.
+    Betas and eps are the defaults of `torch.optim.Adam`. The point after the last step is evaluated
+    too: `steps` + 1 evaluations.
 
-    lr: first learning rate. signed: give Adam the sign of the gradient. box: every coordinate is
-    clamped to it after every step; the start is not.
+    lr: first learning rate. decays: it falls to a tenth at 3/8, 5/8 and 7/8 of `steps`, each
+    rounded down, where `torch.optim.lr_scheduler.MultiStepLR` would lower it. signed: give Adam the
+    sign of the gradient. box: every coordinate is clamped to it after every step; the start is not.
+    scale: (d,) each coordinate's step is so many times as long; None: once. returns: "best" is the
+    point with the smallest loss, "last" the one after the last step, or before the first loss or
+    gradient that is not finite.
     """
 
     steps: int = 24000
     lr: float = 0.1
+    decays: bool = True
     signed: bool = True
     box: tuple[float, float] | None = None
+    scale: Tensor | None = None
+    returns: Returned = "best"
 
     @property
     def budget(self) -> int:
@@ -403,7 +413,7 @@ class SignedAdam:
         status: list[Ending] = ["steps"] * n
         rows = torch.arange(n, device=device)  # problem numbers of the active ones
         x, moments, rate = start.clone(), (torch.zeros_like(start),) * 2, self.lr
-        milestones = [self.steps * eighths // 8 for eighths in (3, 5, 7)]
+        milestones = [self.steps * eighths // 8 for eighths in (3, 5, 7)] if self.decays else []
         for step in range(self.steps + 1):
             if not len(rows):
                 break
@@ -411,9 +421,9 @@ class SignedAdam:
             finite = torch.isfinite(losses) & torch.isfinite(gradient).all(dim=1)
             if step == 0:
                 start_loss = torch.where(finite, losses, math.nan)
-            better = finite & (losses < loss[rows])
-            points[rows] = torch.where(better[:, None], x, points[rows])
-            loss[rows] = torch.where(better, losses, loss[rows])
+            kept = finite if self.returns == "last" else finite & (losses < loss[rows])
+            points[rows] = torch.where(kept[:, None], x, points[rows])
+            loss[rows] = torch.where(kept, losses, loss[rows])
             if not bool(finite.all()):
                 steps[rows[~finite]] = step
                 for number in rows[~finite].tolist():
@@ -449,6 +459,8 @@ class SignedAdam:
             gradient = gradient.sign()
         mean = beta1 * moments[0] + (1 - beta1) * gradient
         square = beta2 * moments[1] + (1 - beta2) * (gradient * gradient)
-        scale = square_root(square) / math.sqrt(1 - beta2**count) + eps
-        x = x - rate / (1 - beta1**count) * (mean / scale)
+        step = mean / (square_root(square) / math.sqrt(1 - beta2**count) + eps)
+        if self.scale is not None:
+            step = step * self.scale
+        x = x - rate / (1 - beta1**count) * step
         return (x if self.box is None else x.clamp(*self.box)), (mean, square)

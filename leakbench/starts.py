@@ -84,6 +84,36 @@ def surrogate(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
     return leak.public[chosen].to(dtype=leak.dtype, device=leak.device)
 
 
+def centre_patch(leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+    """A public image whose middle, half as high and half as wide, is uniform noise.
+
+    Commented out beside the starts of CPL's notebooks, on another private image of 32 x 32 with a
+    patch of 16 x 16.
+    """
+    image = surrogate(leak, streams, restart)
+    height, width = leak.input_shape[-2:]
+    rows = slice(height // 4, height // 4 + height // 2)
+    columns = slice(width // 4, width // 4 + width // 2)
+    image[..., rows, columns] = uniform(leak, streams, restart)[..., rows, columns]
+    return image
+
+
+def channel_moments(leak: Leak) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the public inputs, those of a channel taken together.
+
+    Both (channels, 1, 1), or (columns,) for rows of tables; 1 in place of a deviation of 0. They
+    stand for the constants by which a data set is commonly normalised, which are public.
+    """
+    if leak.public is None:
+        raise LeakbenchError("channel moments: the threat model must grant 'public' inputs")
+    inputs = leak.public.to(dtype=torch.float64, device=leak.device)
+    over = [axis for axis in range(inputs.ndim) if axis != 1]
+    mean = inputs.mean(dim=over, keepdim=True)[0]
+    std = inputs.std(dim=over, correction=0, keepdim=True)[0]
+    std = torch.where(std == 0, 1.0, std)
+    return mean.to(leak.dtype), std.to(leak.dtype)
+
+
 STARTS: dict[str, Callable[[Leak, Streams, int], Tensor]] = {
     "uniform": uniform,
     "normal": gaussian,
@@ -93,6 +123,7 @@ STARTS: dict[str, Callable[[Leak, Streams, int], Tensor]] = {
     "green": partial(coloured, channel=1),
     "blue": partial(coloured, channel=2),
     "surrogate": surrogate,
+    "centre_patch": centre_patch,
 }
 """Starts without parameters of their own."""
 
@@ -110,8 +141,13 @@ def unsuited(init: str, facts: LeakFacts) -> str:
         )
     if init in ("red", "green", "blue") and (len(shape) != 3 or shape[0] != 3):
         return f"the start '{init}' takes images (3, height, width), not inputs of shape {shape}"
-    if init == "surrogate" and not facts.public:
-        return "the start 'surrogate' needs 'public' inputs, which the threat model must grant"
+    if init == "centre_patch" and len(shape) != 3:
+        return (
+            f"the start 'centre_patch' takes images (channels, height, width), not inputs of shape "
+            f"{shape}"
+        )
+    if init in ("surrogate", "centre_patch") and not facts.public:
+        return f"the start '{init}' needs 'public' inputs, which the threat model must grant"
     return ""
 
 

@@ -36,10 +36,10 @@ from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
 from leakbench.leaking import Look, Tap
 from leakbench.line_search import Ending
-from leakbench.matching import sign_rule_labels, total_variation
+from leakbench.matching import cosine_loss, sign_rule_labels, squared_loss, total_variation
 from leakbench.metrics.mse import mse
 from leakbench.optim import Objective, Solution, StepWatch
-from leakbench.starts import gaussian, patterned, uniform
+from leakbench.starts import channel_moments, gaussian, patterned, uniform
 from leakbench.streams import VictimStreams, generator
 from leakbench.suite import complete
 from leakbench.testing import check_attack
@@ -312,6 +312,9 @@ def test_defaults_are_completed() -> None:
         "grid": 2,
         "distribution": "uniform",
         "line_search": False,
+        "matching": "squared",
+        "solver": "lbfgs",
+        "lr": 0.01,
         "restarts": 1,
         "total_variation": 0.0,
         "local_steps": "unroll",
@@ -329,7 +332,16 @@ def test_defaults_are_completed() -> None:
         ("attacks", "dlg", {"restarts": 0}, "here: dlg: restarts must be at least 1, got 0"),
         ("attacks", "idlg", {"total_variation": -0.1}, "total_variation must be >= 0 and finite"),
         ("attacks", "idlg", {"local_steps": "all"}, "key local_steps: .*'average' or 'unroll'"),
-        ("attacks", "cpl", {"init": "pink"}, "key init: .*'patterned', .* or 'surrogate'"),
+        ("attacks", "cpl", {"init": "pink"}, "key init: .*'patterned', .* or 'centre_patch'"),
+        ("attacks", "cpl", {"matching": "angle"}, "key matching: .*'squared' or 'cosine'"),
+        ("attacks", "cpl", {"lr": 0.0}, "cpl: lr must be positive and finite, got 0.0"),
+        (
+            "attacks",
+            "cpl",
+            {"solver": "adam", "line_search": True},
+            "cpl: line_search must be false with the solver 'adam', got true",
+        ),
+        ("attacks", "gradinv", {"returns": "first"}, "key returns: .*'best' or 'last'"),
         (
             "attacks",
             "cpl",
@@ -377,7 +389,9 @@ def test_every_attack_keeps_the_contract(which: Attack) -> None:
     [
         CPL(init="surrogate", restarts=2),
         CPL(grid=4, distribution="normal", total_variation=0.1),
+        CPL(steps=40, matching="cosine", solver="adam", init="centre_patch"),
         GradInv(restarts=2),
+        GradInv(space="normalised", returns="last"),
     ],
     ids=named,
 )
@@ -417,6 +431,8 @@ LISTS = ("candidates", "candidate_labels", "public")
         (DLG(steps=1), ("labels", *LISTS)),
         (Candidates(), ("labels", "public")),
         (CPL(steps=1, init="surrogate"), LISTS[:2]),
+        (CPL(steps=1, init="centre_patch"), LISTS[:2]),
+        (GradInv(steps=1, space="normalised"), LISTS[:2]),
     ],
     ids=repr,
 )
@@ -588,6 +604,102 @@ def test_gradinv_does_not_mind_flat_clipping() -> None:
     ) < (1e-5)
 
 
+def test_gradinv_in_normalised_space_is_torch_adam_in_it() -> None:
+    """Colour pictures, whose channels have deviations of their own, against `torch.optim.Adam` that
+    holds z = (x - mean) / std: the start, 20 steps, the clamp, the total variation of z."""
+    public = data.load("cifar10").public[:50].double()
+    leak = replace(
+        make_leak(2, NoDefense(), dataset="cifar10", dtype=torch.float64, network=1), public=public
+    )
+    mean = public.mean(dim=(0, 2, 3))[:, None, None]
+    std = public.std(dim=(0, 2, 3), correction=0)[:, None, None]
+    assert float(std.min() / std.max()) < 0.97
+    which = GradInv(steps=20, space="normalised", returns="last", total_variation=0.5)
+    labels = truth(2, "cifar10")[1]
+    ours = attack(which, replace(leak, labels=labels))
+    assert torch.allclose(ours.start_inputs, mean + std * gaussian(leak, streams(2)), atol=1e-15)
+
+    z = ((ours.start_inputs - mean) / std).requires_grad_()
+    adam = torch.optim.Adam([z], lr=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [7, 12, 17], gamma=0.1)
+    angle = GradInv(total_variation=0.0)
+    for _ in range(20):
+        loss = angle.loss(leak, mean + std * z, labels, torch.arange(2)) + 0.5 * total_variation(z)
+        (z.grad,) = torch.autograd.grad(loss.sum(), z)
+        z.grad.sign_()
+        adam.step()
+        schedule.step()
+        with torch.no_grad():
+            z.clamp_(min=(0 - mean) / std, max=(1 - mean) / std)
+    torch.testing.assert_close(ours.inputs, (mean + std * z).detach(), rtol=0, atol=1e-12)
+    expected = which.loss(leak, ours.inputs, labels, torch.arange(2))
+    torch.testing.assert_close(ours.loss, expected, rtol=1e-12, atol=0)
+
+
+def test_gradinv_in_normalised_space_recovers_digits() -> None:
+    """With the constants of 100 public digits, and their background of 0 at the box's edge."""
+    leak = replace(make_leak(4, NoDefense(), network=1), public=data.load("mnist").public[:100])
+    result = attack(GradInv(steps=200, space="normalised"), leak)
+    assert float(errors(result).max()) < 1e-3
+    assert float(result.inputs.min()) >= 0 and float(result.inputs.max()) <= 1
+
+
+def test_normalised_space_needs_public_inputs() -> None:
+    with pytest.raises(LeakbenchError, match="gradinv: space 'normalised' needs 'public' inputs"):
+        attack(GradInv(steps=1, space="normalised"), make_leak(2, NoDefense()))
+
+
+def test_channel_moments_are_those_of_the_public_inputs() -> None:
+    pictures = torch.tensor([[[[0.0, 1.0]], [[0.5, 0.5]]], [[[1.0, 1.0]], [[0.5, 0.5]]]])
+    leak = replace(make_leak(1, NoDefense()), public=pictures)
+    mean, std = channel_moments(leak)
+    torch.testing.assert_close(mean.flatten(), torch.tensor([0.75, 0.5]))
+    torch.testing.assert_close(std.flatten(), torch.tensor([0.1875**0.5, 1.0]))
+    assert mean.shape == std.shape == (2, 1, 1)
+    rows = replace(leak, public=torch.tensor([[0.0, 3.0], [2.0, 3.0]]))
+    assert [moment.tolist() for moment in channel_moments(rows)] == [[1.0, 3.0], [1.0, 1.0]]
+    with pytest.raises(LeakbenchError, match=r"channel moments: .* grant 'public'"):
+        channel_moments(make_leak(1, NoDefense()))
+
+
+def test_the_last_iterate_is_where_the_watcher_left() -> None:
+    """Long steps overshoot: somebody's last is not his best, and its loss is its own."""
+    leak, last = make_leak(3, NoDefense()), {}
+
+    def watch(rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, *_: Tensor) -> None:
+        last.update(zip(rows.tolist(), inputs, strict=True))
+
+    which = GradInv(steps=25, lr=1.0, returns="last")
+    result = which.reconstruct(leak, streams(3), watch)
+    for victim in range(3):
+        assert torch.equal(result.inputs[victim], last[victim])
+    best = attack(replace(which, returns="best"), leak)
+    assert bool((best.loss <= result.loss).all()) and bool((best.loss < result.loss).any())
+    labels, rows = result.labels, torch.arange(3)
+    torch.testing.assert_close(result.loss, which.loss(leak, result.inputs, labels, rows))
+
+
+def test_cpl_by_adam_is_torch_adam() -> None:
+    """No decay, no sign, no box: 12 steps from the same tiles, under either distance."""
+    leak, labels = make_leak(2, NoDefense(), dtype=torch.float64, network=1), truth(2)[1]
+    for matching, loss_of in (("squared", squared_loss), ("cosine", cosine_loss)):
+        which = CPL(steps=12, solver="adam", matching=cast(Any, matching))
+        ours = attack(which, leak)
+        x = which.start(leak, streams(2)).requires_grad_()
+        adam = torch.optim.Adam([x], lr=0.01)
+        for _ in range(12):
+            loss = loss_of(leak, x, labels, torch.arange(2))
+            (x.grad,) = torch.autograd.grad(loss.sum(), x)
+            adam.step()
+        torch.testing.assert_close(ours.inputs, x.detach(), rtol=0, atol=1e-10)
+        assert bool((ours.loss < ours.start_loss).all())
+
+
+def test_cpl_recovers_digits_by_the_angle() -> None:
+    result = attack(CPL(steps=12, matching="cosine"), make_leak(2, NoDefense(), network=1))
+    assert float(errors(result).max()) < 1e-3
+
+
 @pytest.mark.parametrize("which", GUIDED, ids=named)
 def test_priors_are_summed_with_their_weights(which: Any) -> None:
     """An attack may have several; a weight of 0 is not even evaluated."""
@@ -641,6 +753,7 @@ def test_facts_are_those_of_the_leak() -> None:
         (CPL(steps=3, restarts=2), 120),
         (DLG(steps=3), 60),
         (GradInv(steps=9), 10),
+        (CPL(steps=9, solver="adam"), 10),
         (Candidates(), 40),
         (Analytic(), 0),
     ],
@@ -989,6 +1102,20 @@ def test_surrogates_are_public_images() -> None:
         assert bool((same.sum(dim=1) == 1).all()) and len(same.int().argmax(dim=1).unique()) > 3
     with pytest.raises(LeakbenchError, match="cpl: the start 'surrogate' needs 'public' inputs"):
         attack(which, make_leak(2, NoDefense()))
+
+
+def test_a_patch_hides_the_middle_of_a_public_image() -> None:
+    """16 x 16 of 32 x 32, as in the notebooks; what is around it is the image."""
+    leak = replace(colours(5), public=data.load("cifar10").public[:7])
+    which = CPL(init="centre_patch")
+    start, images = which.start(leak, streams(5)), CPL(init="surrogate").start(leak, streams(5))
+    changed = (start != images).any(dim=2)[:, 0]
+    assert bool(changed[:, 8:24, 8:24].all()) and int(changed.sum()) == 5 * 256
+    patches = start[..., 8:24, 8:24]
+    assert torch.equal(patches, CPL(init="uniform").start(leak, streams(5))[..., 8:24, 8:24])
+    assert not torch.equal(which.start(leak, streams(5), 1)[..., 8:24, 8:24], patches)
+    with pytest.raises(LeakbenchError, match="cpl: the start 'centre_patch' needs 'public' inputs"):
+        attack(which, colours(2))
 
 
 def test_bad_starts_are_named() -> None:

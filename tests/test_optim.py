@@ -680,7 +680,8 @@ def walk_of_adam(function: Function, start: Tensor, options: SignedAdam, evaluat
     """`torch.optim.Adam` with torch's own schedule, for so many evaluations."""
     parameter = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([parameter], lr=options.lr)
-    milestones = [math.floor(options.steps * share / 8) for share in (3, 5, 7)]
+    shares = (3, 5, 7) if options.decays else ()
+    milestones = [math.floor(options.steps * share / 8) for share in shares]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
     walk = Walk()
     for evaluation in range(evaluations):
@@ -735,6 +736,43 @@ def test_adam_follows_torch(signed: bool, box: tuple[float, float] | None) -> No
         pairs = zip(ours.after_step, walk.after_step, strict=True)
         assert max(relative(*pair) for pair in pairs) <= 1e-9
         assert ours.losses == pytest.approx(walk.losses[:-1], rel=1e-9)
+
+
+def test_adam_without_decay_follows_torch() -> None:
+    functions = [rosenbrock, two_wells]
+    start, options = starts(2, 6, seed=3), SignedAdam(steps=100, decays=False, signed=False)
+    solution = options.minimise(row_by_row(functions), start)
+    for row, function in enumerate(functions):
+        assert_follows_adam(solution, row, walk_of_adam(function, start[row], options, 101))
+
+
+def test_adam_returns_the_last_finite_point() -> None:
+    """The last is not the best of 30 long steps; a problem that ends early has the one before."""
+    functions = [quadratic(6, 20.0, 1), rosenbrock]
+    start = starts(2, 6, seed=1)
+    options = SignedAdam(steps=30, lr=0.5, decays=False, returns="last")
+    injected = Injection(
+        objective=row_by_row(functions), at={1: 12}, value=math.nan, into_gradient=True
+    )
+    solution = options.minimise(injected, start)
+    for row, (function, count) in enumerate(zip(functions, (31, 12), strict=True)):
+        walk = walk_of_adam(function, start[row], options, count)
+        assert walk.losses[-1] > min(walk.losses)
+        assert relative(solution.points[row], walk.points[-1]) <= 1e-9
+        assert float(solution.loss[row]) == pytest.approx(walk.losses[-1], rel=1e-9)
+    assert solution.status == ("steps", "nan")
+
+
+def test_adam_scales_each_coordinate() -> None:
+    """On signs, a step `scale` times as long is a step of Adam in units of `scale`."""
+    scale = torch.tensor([1.0, 0.5, 3.0, 0.25, 2.0, 1.5], dtype=torch.float64)
+    function, start = quadratic(6, 20.0, 1), starts(1, 6, seed=2)
+    options = SignedAdam(steps=40, scale=scale)
+    ours = options.minimise(row_by_row([function]), start)
+    plain = SignedAdam(steps=40).minimise(
+        row_by_row([lambda point: function(point * scale)]), start / scale
+    )
+    torch.testing.assert_close(ours.points, plain.points * scale, rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
