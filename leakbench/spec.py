@@ -470,7 +470,8 @@ class Plan:
         file, file_digest: where it was read, and the SHA-256 of its text.
         profile: the one resolved, of `profiles`.
         networks, victims: trials a cell: so many networks with so many images each.
-        cells: what is attacked; none in a suite that only trains. defenses: their rows, in the order of the file.
+        cells: what is attacked; none in a suite that only trains. defenses: their rows, in the
+            order of the file.
         rules: what counts as a success.
         printed: by (data set, row): printed numbers of the rows that run as the paper has them.
         notes, gallery: for the report.

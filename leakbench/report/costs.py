@@ -67,7 +67,13 @@ def _entry(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) 
         privacy=FinalEpsilon.of(first.get("privacy")),
         seconds_per_iteration=_seconds(judged),
         printed_accuracy=None if printed is None else printed.accuracy,
-        verdict="" if printed is None else _verdict(plan, schedule, judged, printed.accuracy),
+        verdict=(
+            ""
+            if printed is None or printed.accuracy is None
+            else _verdict(
+                printed.of_rounds or plan.printed_rounds, schedule, judged, printed.accuracy
+            )
+        ),
         times_undefended=None,
     )
 
@@ -88,14 +94,14 @@ def _seconds(judged: Sequence[Record]) -> float | None:
 
 
 def _verdict(
-    plan: Plan, schedule: Mapping[str, Any], judged: Sequence[Record], printed: str
+    planned_rounds: int, schedule: Mapping[str, Any], judged: Sequence[Record], printed: str
 ) -> str:
     """Fewer rounds or less data than the paper's can neither confirm nor refute it."""
     if not judged:
         return ""
     if any(record["status"] == "nan" for record in judged):
         return "weights nan"
-    if schedule["rounds"] < plan.printed_rounds:
+    if schedule["rounds"] < planned_rounds:
         return "fewer rounds"
     if any(record["data"] == "sample" for record in judged):
         return "sample data"

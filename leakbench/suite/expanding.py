@@ -27,7 +27,9 @@ def expanded(
     """
     out = dict(document)
     out["defenses"] = [row for entry in document["defenses"] for row in defense_rows(entry, file)]
-    out["rules"] = [rule for entry in document["rules"] for rule in rules(entry, rule_sets, file)]
+    if "rules" in document:
+        found = [rules(entry, rule_sets, file) for entry in document["rules"]]
+        out["rules"] = [rule for some in found for rule in some]
     for key in ("printed", "printed_utility"):
         if key in document:
             out[key] = [row for entry in document[key] for row in printed_rows(entry, key, file)]

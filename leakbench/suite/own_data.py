@@ -9,10 +9,11 @@ from typing import Any
 from leakbench.data.catalog import is_path, locate
 from leakbench.data.entries import OwnData
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.suite.tables import BY_DATA_SET
 
 _KEYS = ("path", "size", "seed")
-_BY_DATA_SET = ("batch_size", "examples_a_client")
-"""Tables whose keys are data sets."""
+_BY_DATA_SET = (*BY_DATA_SET, "stop_accuracy", "stop_epsilon")
+"""Keys that may be tables whose keys are data sets."""
 
 
 def take(

@@ -20,7 +20,15 @@ from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.suite import files, own_data
 from leakbench.suite.checks import check
 from leakbench.suite.expanding import expanded
-from leakbench.suite.tables import Identifier, RuleTable, Suite, SuiteFile
+from leakbench.suite.tables import (
+    ANY_DATA_SET,
+    Identifier,
+    RuleTable,
+    Suite,
+    SuiteFile,
+    TrainingTable,
+)
+from leakbench.suite.utility import training_of
 
 _SCALARS = ("bool", "int", "float", "str")
 _RULE_SETS = TypeAdapter(dict[Identifier, Annotated[list[RuleTable], Field(min_length=1)]])
@@ -111,6 +119,12 @@ def parse(
         suite = Suite.of(document, own)
     except ValidationError as error:
         raise LeakbenchError(f"{file}: {explain(error)}") from None
+    for number, table in enumerate(suite.utility.variants if suite.utility else ()):
+        try:
+            training_of(suite, table)
+        except ValidationError as error:
+            place = ("utility", "variants", str(number), "training")
+            raise LeakbenchError(f"{file}: {explain(error, TrainingTable, place)}") from None
     check(suite, file, left_out)
     return suite, document
 
@@ -124,22 +138,27 @@ def _within_64_bits(value: Any) -> bool:
     return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
-def explain(error: ValidationError, table: type[BaseModel] = SuiteFile) -> str:
+def explain(
+    error: ValidationError, table: type[BaseModel] = SuiteFile, place: Sequence[str] = ()
+) -> str:
     """All mistakes pydantic found in a `table`: key, what is wrong, what is allowed; a clause each.
 
-    Parts of a location in brackets are pydantic's own, not the file's.
+    place: of the table in the file. Parts of a location in brackets are pydantic's own, not the
+    file's.
     """
     clauses: dict[tuple[str, str], str] = {}
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
         written = [part for part in location if not part.startswith(("[", "list["))]
+        if written[-1:] == [ANY_DATA_SET]:  # a number stands for a table with this key
+            written.pop()
         # Of a value that may be of several types pydantic says what each of them misses, of lists
         # last.
         of_list = location[-1:] != [] and location[-1].startswith("list[")
         of_scalar = len(location) > 1 and location[-1] in _SCALARS
         if of_scalar:
             written = written[:-1]
-        key = ".".join(written) or "file"
+        key = ".".join([*place, *written]) or "file"
         kind = "type" if of_list or of_scalar else item["type"]
         if of_list or of_scalar:
             text = "input should be a bool, a finite number or a string"

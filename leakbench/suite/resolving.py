@@ -12,9 +12,7 @@ from leakbench.spec import (
     DefenseRow,
     Plan,
     Printed,
-    PrintedUtility,
     Provenance,
-    UtilityCell,
     canonical,
 )
 from leakbench.suite import own_data
@@ -25,14 +23,12 @@ from leakbench.suite.rows import (
     Row,
     Variant,
     attack_name,
-    check_training,
-    model_of,
     rows_of,
-    sources_of,
     variants_of,
 )
 from leakbench.suite.settings import override, path_of
-from leakbench.suite.tables import RuleTable, Suite, TrainingTable
+from leakbench.suite.tables import RuleTable, Suite
+from leakbench.suite.training_cells import printed_numbers, utility_cells
 
 
 def resolve(
@@ -80,7 +76,10 @@ def resolve(
         as_published = Request(suite=published, profile=profile, file=opened.file)
     variants, rows = variants_of(asked), rows_of(asked)
     cells = _cells(asked, variants, rows)
-    utility = _utility(asked, rows)
+    utility = utility_cells(asked, rows)
+    if not cells and not utility:
+        text = "nothing is left to run; rows and data sets do not meet, or no network is trained"
+        raise LeakbenchError(f"{opened.file}, profile {profile}: {text}")
     return Plan(
         name=parsed.name,
         title=parsed.title,
@@ -105,8 +104,9 @@ def resolve(
         printed=_printed(as_published, asked, cells),
         utility=utility,
         utility_networks=asked.chosen.utility.networks,
-        printed_utility=_printed_utility(as_published, utility),
-        printed_rounds=_training_of(published).iterations,
+        printed_utility=(
+            printed_numbers(as_published, rows_of(as_published), utility) if as_published else {}
+        ),
         provenance=(
             *(
                 Provenance(plugin="attack", row=variant.id, knowledge=knowledge, places=each.places)
@@ -189,6 +189,7 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                     )
                     if given
                 )
+                schedule, rounds = variant.training.schedule(dataset), variant.rounds(dataset)
                 for knowledge, parameters in variant.parameters.items():
                     cells.append(
                         Cell(
@@ -202,16 +203,14 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                                 if variant.model.pretraining
                                 else None
                             ),
-                            batch_size=variant.training.batch_of(dataset),
-                            iterations=variant.training.iterations,
-                            local_steps=variant.training.local_steps,
-                            learning_rate=variant.training.learning_rate,
-                            federation=(
-                                variant.training.schedule(dataset) if any(variant.rounds) else {}
-                            ),
+                            batch_size=schedule["batch_size"],
+                            iterations=schedule["rounds"],
+                            local_steps=schedule["local_steps"],
+                            learning_rate=schedule["learning_rate"],
+                            federation=schedule if any(rounds) else {},
                             leak_type=variant.leak.type,
                             leak_view=variant.leak.view or "example",
-                            rounds=tuple(variant.rounds),
+                            rounds=tuple(rounds),
                             variant=variant.id,
                             defense_id=row.id,
                             label=label or row.table.label,
@@ -226,7 +225,7 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             dtype=suite.dtype,
                         )
                     )
-    if not cells:
+    if variants and not cells:
         raise LeakbenchError(f"{file}: no cell is left to run; rows and data sets do not meet")
     _check_distinct(cells, file)
     return tuple(cells)
@@ -245,79 +244,6 @@ def _datasets(asked: Request) -> list[str]:
     """Data sets of a profile, in the suite's order."""
     chosen = asked.chosen.datasets
     return [name for name in asked.suite.datasets if chosen is None or name in chosen]
-
-
-def _utility(asked: Request, rows: Sequence[Row]) -> tuple[UtilityCell, ...]:
-    """The trainings of a suite, one for each of its defenses and data sets."""
-    suite, profile, table = asked.suite, asked.chosen, asked.suite.utility
-    if table is None or not profile.utility.networks:
-        return ()
-    model, training = table.model or suite.model, _training_of(suite)
-    if profile.utility.iterations is not None:
-        training = training.model_copy(update={"iterations": profile.utility.iterations})
-    where = f"{asked.file}, utility"
-    datasets = _datasets(asked)
-    if table.datasets is not None:
-        datasets = [name for name in datasets if name in table.datasets]
-    check_training(where, training)
-    place = "utility.model" if table.model else "model"
-    sources = sources_of(suite, datasets)
-    parameters = model_of(asked, where, place, model, training, sources).values
-    points = {round(training.iterations * i / table.evaluations) for i in range(table.evaluations)}
-    cells = []
-    for dataset in datasets:
-        for row in rows:
-            if table.defenses is not None and row.id not in table.defenses:
-                continue
-            if not row.has(dataset):
-                continue
-            cells.append(
-                UtilityCell(
-                    dataset=dataset,
-                    model=model.name,
-                    model_parameters=parameters,
-                    weights=model.weights,
-                    pretraining=model.pretraining.model_dump() if model.pretraining else None,
-                    own=suite.own_data(dataset),
-                    schedule=training.schedule(dataset),
-                    evaluate_at=tuple(sorted(points | {training.iterations})),
-                    delta=table.delta,
-                    defense_id=row.id,
-                    label=row.table.label,
-                    defense=row.table.name,
-                    defense_parameters=row.parameters.values,
-                    seed=suite.seed,
-                    dtype=suite.dtype,
-                )
-            )
-    return tuple(cells)
-
-
-def _training_of(suite: Suite) -> TrainingTable:
-    """The training that [utility] describes."""
-    table = suite.utility
-    return suite.training if table is None or table.training is None else table.training
-
-
-def _printed_utility(
-    published: Request | None, cells: Sequence[UtilityCell]
-) -> dict[tuple[str, str], PrintedUtility]:
-    """Printed accuracies of the trainings that run as the suite file has them, rounds apart."""
-    if published is None:
-        return {}
-
-    def compared(cells: Sequence[UtilityCell]) -> dict[tuple[str, str], str]:
-        found = {}
-        for cell in cells:
-            spec = cell.spec()
-            del spec["seed"], spec["dtype"], spec["evaluate_at"], spec["delta"]
-            spec["schedule"] = {k: v for k, v in cell.schedule.items() if k != "rounds"}
-            found[cell.dataset, cell.row] = canonical(spec)
-        return found
-
-    known, running = compared(_utility(published, rows_of(published))), compared(cells)
-    printed = {(p.dataset, p.defense): p.plain() for p in published.suite.printed_utility}
-    return {k: p for k, p in printed.items() if k in running and running[k] == known.get(k)}
 
 
 def _check_distinct(cells: Sequence[Cell], file: str) -> None:

@@ -15,6 +15,7 @@ from leakbench.suite.parameters import Layer, Merged, merge
 from leakbench.suite.settings import Setting
 from leakbench.suite.tables import (
     ANY_DATA_SET,
+    BY_DATA_SET,
     AttackTable,
     DefenseTable,
     LeakTable,
@@ -57,10 +58,9 @@ class Variant:
     attack: AttackTable
     parameters: Mapping[Knowledge, Merged]
 
-    @property
-    def rounds(self) -> list[int]:
+    def rounds(self, dataset: str) -> list[int]:
         """Rounds of the looks."""
-        return self.leak.rounds(self.training.iterations)
+        return self.leak.rounds(self.training.of("iterations", dataset))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,17 @@ class Row:
 
 
 def variants_of(asked: Request) -> list[Variant]:
-    """The suite's variants, or the suite itself as the only one, each complete and checked."""
+    """The suite's variants, or the suite itself as the only one, each complete and checked.
+
+    None of a suite that attacks nothing.
+    """
     suite, attack = asked.suite, asked.attack
+    if not suite.knowledge:
+        if attack is not None:
+            raise LeakbenchError(
+                f"--attack {attack}: {asked.file} has no [knowledge]: it only trains"
+            )
+        return []
     tables = suite.variants or [VariantTable.model_construct(id="", label="")]
     replaced = None
     if attack is not None:
@@ -151,10 +160,10 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
     leak, chosen = table.leak or suite.leak, table.attack or suite.attack
     if chosen is None:
         raise LeakbenchError(f"{where}, key attack: missing")
-    _check_variant(where, training, leak)
+    _check_variant(where, training, leak, table.datasets or suite.datasets)
     place = f"variants.{table.id}.model" if table.model else "model"
     sources = sources_of(suite, table.datasets)
-    model_parameters = model_of(asked, where, place, model, training, sources)
+    model_parameters = model_of(asked, where, place, model, sources)
     name = replaced or chosen.name
     if replaced is None:
         registry.find("attacks", name, f"{where}, key attack.name")
@@ -229,9 +238,11 @@ def _with_command_line(asked: Request, layers: Sequence[Layer]) -> list[Layer]:
     return [*own, *given]
 
 
-def _check_variant(where: str, training: TrainingTable, leak: LeakTable) -> None:
+def _check_variant(
+    where: str, training: TrainingTable, leak: LeakTable, datasets: Sequence[str]
+) -> None:
     """What the tables of a variant demand of each other."""
-    check_training(where, training)
+    check_training(where, training, datasets)
     if training.mode == "central" and leak.type != 2:
         text = "central training leaks type 2 in its one local step; set training.mode = "
         raise LeakbenchError(f'{where}, key leak.type: {text}"federated"')
@@ -239,9 +250,10 @@ def _check_variant(where: str, training: TrainingTable, leak: LeakTable) -> None
         text = f"type {leak.type} has no view '{leak.view}'"
         allowed = 'type 2 has "example" and "batch", type 0 has "raw"'
         raise LeakbenchError(f"{where}, key leak.view: {text}; {allowed}")
-    if (last := leak.rounds(training.iterations)[-1]) >= training.iterations:
-        text = f"a look in round {last}, rounds are 0 to {training.iterations - 1}"
-        raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
+    for rounds in (training.of("iterations", dataset) for dataset in datasets):
+        if (last := leak.rounds(rounds)[-1]) >= rounds:
+            text = f"a look in round {last}, rounds are 0 to {rounds - 1}"
+            raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
 
 
 def model_of(
@@ -249,10 +261,9 @@ def model_of(
     where: str,
     place: str,
     model: ModelTable,
-    training: TrainingTable,
     sources: Sequence[Source],
 ) -> Merged:
-    """Parameters of a known network that takes the data, for each of which there is a batch size.
+    """Parameters of a known network that takes the data.
 
     place: key of the table in the file.
     """
@@ -263,8 +274,6 @@ def model_of(
     for source in sources:
         name, shape = look_up(source).name, look_up(source).input_shape
         require_taken(kind, shape, f"{where}, key model.name, '{name}'")
-        if not {name, ANY_DATA_SET} & training.batch_size.keys():
-            raise LeakbenchError(f"{where}, key training.batch_size: no entry for '{name}'")
     layers = _with_command_line(asked, [Layer(f"{place}.parameters", model.parameters)])
     return merge(kind, layers, f"{where}, model '{model.name}'")
 
@@ -308,13 +317,22 @@ def _as_identifier(name: str) -> str:
 _VIEWS = {(2, "example"), (2, "batch"), (0, "raw")}
 
 
-def check_training(where: str, training: TrainingTable) -> None:
-    """What the keys of a training demand of each other."""
-    for key in ("local_steps", "clients"):
-        if training.mode == "central" and getattr(training, key) > 1:
-            text = "central training is one client with one local step; set training.mode = "
-            raise LeakbenchError(f'{where}, key training.{key}: {text}"federated"')
-    for dataset in training.batch_size:
+def check_training(where: str, training: TrainingTable, datasets: Sequence[str]) -> None:
+    """What the keys of a training demand of each other, and that each data set has its numbers."""
+    for dataset in datasets:
+        for key in BY_DATA_SET:
+            if (
+                key != "examples_a_client"
+                and not {dataset, ANY_DATA_SET} & getattr(training, key).keys()
+            ):
+                raise LeakbenchError(f"{where}, key training.{key}: no entry for '{dataset}'")
+        for key, most in (
+            ("local_steps", training.of("local_steps", dataset)),
+            ("clients", training.clients),
+        ):
+            if training.mode == "central" and most > 1:
+                text = "central training is one client with one local step; set training.mode = "
+                raise LeakbenchError(f'{where}, key training.{key}: {text}"federated"')
         try:
             Schedule(**training.schedule(dataset))
         except LeakbenchError as error:

@@ -5,10 +5,14 @@ Names that refer to each other are checked in `checks`, what a table means in `r
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -24,9 +28,9 @@ from leakbench.spec import (
     Grant,
     Knowledge,
     Printed,
-    PrintedUtility,
     Rule,
     Scalar,
+    Schedule,
     SuiteNote,
     row_name,
 )
@@ -35,8 +39,30 @@ Positive = Annotated[int, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+PositiveNumber = Annotated[float, Field(gt=0)]
+Value = TypeVar("Value")
+
 ANY_DATA_SET = "*"
 """Key of a table by data set for those that it does not name."""
+
+_OrTable = BeforeValidator(
+    lambda value: value if value is None or isinstance(value, dict) else {ANY_DATA_SET: value}
+)
+Whole = Annotated[dict[str, Positive], _OrTable]
+"""A whole number for all data sets, or a table by data set."""
+Real = Annotated[dict[str, PositiveNumber], _OrTable]
+Share = Annotated[dict[str, Annotated[float, Field(gt=0, lt=1)]], _OrTable]
+
+
+def _is_sweep(rates: list[float]) -> list[float]:
+    if len(rates) == 1 or len(set(rates)) < len(rates):
+        raise ValueError("a sweep needs two or more different rates; [] is none")
+    return rates
+
+
+def of_data_set(table: Mapping[str, Value], dataset: str) -> Value | None:
+    """The value of a table by data set; None where it has none."""
+    return table.get(dataset, table.get(ANY_DATA_SET))
 
 
 class TomlTable(BaseModel):
@@ -64,41 +90,56 @@ class ModelTable(TomlTable):
 
 
 class TrainingTable(TomlTable):
-    """[training] batch_size a data set, "*" for others; iterations planned, of federated rounds.
+    """[training] who trains on what, and how long; `batch_size` by data set, "*" for others.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
-    `batch_size` examples of its own. The other keys are those of `spec.Schedule`; they count
-    where the network is trained: in [utility], and before a leak later than the first.
+    `batch_size` examples of its own. `iterations` are rounds. These two and `learning_rate` are a
+    number, or a table by data set. The other keys are those of `spec.Schedule`; they count where
+    the network is trained: in [utility], and before a leak later than the first.
     """
 
     mode: Literal["central", "federated"] = "central"
     batch_size: dict[str, Positive]
-    iterations: Positive = 1
-    local_steps: Positive = 1
-    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    iterations: Whole = {ANY_DATA_SET: 1}
+    local_steps: Whole = {ANY_DATA_SET: 1}
+    learning_rate: Real = {ANY_DATA_SET: 0.1}
+    learning_rate_policy: Literal["constant", "step", "linear", "cosine"] = "constant"
+    learning_rate_end: Annotated[float, Field(ge=0)] = 0.0
+    learning_rate_factor: PositiveNumber = 1.0
+    learning_rate_every: Positive = 1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    normalise: bool = False
+    augment: list[Literal["flip", "crop"]] = []
     clients: Positive = 1
     clients_a_round: Positive = 1
     examples_a_client: dict[str, Positive] = {}
+    overlap: bool = False
     sampling: Literal["fixed_size", "poisson"] = "fixed_size"
     aggregation: Literal["fed_sgd", "fed_averaging"] = "fed_sgd"
+    divisor: Literal["clients", "clients_minus_one"] = "clients"
     partition: Literal["iid", "shards", "dirichlet"] = "iid"
     classes_a_client: Positive = 2
-    concentration: Annotated[float, Field(gt=0)] = 0.5
+    concentration: PositiveNumber = 0.5
 
-    def batch_of(self, dataset: str) -> int:
-        """Batch size for a data set; `batch_size` must name it, or have a key "*"."""
-        return self.batch_size[dataset if dataset in self.batch_size else ANY_DATA_SET]
+    def of(self, key: Literal["batch_size", "iterations", "local_steps"], dataset: str) -> int:
+        """A number for a data set, for which there must be one (see `rows.check_training`)."""
+        table: dict[str, int] = getattr(self, key)
+        return table[dataset if dataset in table else ANY_DATA_SET]
 
     def schedule(self, dataset: str) -> dict[str, Any]:
-        """Arguments of `federated.Schedule` for a data set."""
-        own = ("mode", "iterations", "batch_size", "examples_a_client")
-        return self.model_dump(exclude=set(own)) | {
-            "rounds": self.iterations,
-            "batch_size": self.batch_of(dataset),
-            "examples_a_client": self.examples_a_client.get(
-                dataset, self.examples_a_client.get(ANY_DATA_SET)
-            ),
+        """Arguments of `spec.Schedule` for a data set, for which there must be all numbers."""
+        found = {
+            key: of_data_set(value, dataset) if key in BY_DATA_SET else value
+            for key, value in self.model_dump(exclude={"mode"}).items()
         }
+        found["rounds"] = found.pop("iterations")
+        found["augment"] = tuple(self.augment)
+        known = {field.name for field in dataclasses.fields(Schedule)}
+        return {key: value for key, value in found.items() if key in known}
+
+
+BY_DATA_SET = ("batch_size", "iterations", "local_steps", "learning_rate", "examples_a_client")
+"""Keys of a training that are tables by data set."""
 
 
 class LeakTable(TomlTable):
@@ -243,33 +284,77 @@ class PrintedTable(TomlTable):
         return Printed(**self.model_dump())
 
 
-class UtilityTable(TomlTable):
-    """[utility] what training with each defense costs: accuracy, epsilon, time.
+Rates = Annotated[list[PositiveNumber], AfterValidator(_is_sweep)]
+"""Learning rates to train with, all different; none: the training's own."""
 
-    model, training: of these trainings; those of the suite where not given. They use the whole
-    data set where there is a data root, else the embedded sample. evaluations: points of the
-    accuracy curve after the start. delta: at which epsilon is stated. datasets, defenses: those
-    of the suite to train; all by default.
+
+class UtilityKeys(TomlTable):
+    """Keys that [utility] and its variants share; a variant's stand for the suite's.
+
+    model, datasets, defenses: those of the suite where not given. The others are those of
+    `spec.UtilityCell`; the stops are a number, or a table by data set.
     """
 
     model: ModelTable | None = None
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    defenses: Annotated[list[str], Field(min_length=1)] | None = None
+    learning_rates: Rates | None = None
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
+    stop_accuracy: Share | None = None
+    stop_epsilon: Real | None = None
+
+
+class UtilityVariantTable(UtilityKeys):
+    """[[utility.variants]] a training of every defense, set differently from [utility].
+
+    training: keys laid over the training of [utility], one by one.
+    """
+
+    id: Identifier
+    label: str
+    training: dict[str, Any] = {}
+
+
+class UtilityTable(UtilityKeys):
+    """[utility] what training with each defense costs: accuracy, epsilon, time.
+
+    training: of these trainings; that of the suite where not given. They use the whole data set
+    where there is a data root, else the embedded sample. evaluations: points of the accuracy curve
+    after the start. delta: at which epsilon is stated.
+    """
+
     training: TrainingTable | None = None
     evaluations: Annotated[int, Field(gt=0, le=1000)] = 4
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    datasets: Annotated[list[str], Field(min_length=1)] | None = None
-    defenses: Annotated[list[str], Field(min_length=1)] | None = None
+    variants: list[UtilityVariantTable] = []
 
 
 class PrintedUtilityTable(TomlTable):
-    """[[printed_utility]] the accuracy a paper prints for a defense, as printed."""
+    """[[printed_utility]] what a paper prints of a training, strings as printed.
+
+    See `spec.PrintedUtility`; what is printed of one row may stand in several tables.
+    """
 
     dataset: str
     defense: str
-    accuracy: str
+    variant: str = ""
+    accuracy: str | None = None
+    seconds_per_iteration: str | None = None
+    rounds: str | None = None
 
-    def plain(self) -> PrintedUtility:
-        """As a plan holds it."""
-        return PrintedUtility(**self.model_dump())
+    @property
+    def row(self) -> str:
+        """Row of the table of costs it stands in."""
+        return row_name(self.variant, self.defense)
+
+    def numbers(self) -> dict[str, str]:
+        """What is printed, by the name of its key."""
+        found = self.model_dump(include=set(PRINTED_OF_TRAININGS))
+        return {name: text for name, text in found.items() if text is not None}
+
+
+PRINTED_OF_TRAININGS = ("accuracy", "seconds_per_iteration", "rounds")
+"""Numbers that a paper may print of a training."""
 
 
 class RowsTable(TomlTable):
@@ -315,21 +400,29 @@ class GalleryTable(TomlTable):
 
 
 class UtilityProfileTable(TomlTable):
-    """[profiles.*.utility] networks to train, 0 for none, and rounds in place of the suite's."""
+    """[profiles.*.utility] networks to train, 0 for none, and what else to cut down.
+
+    variants, datasets: those of the suite's to train; all by default. iterations, learning_rates:
+    in place of the suite's and of every variant's.
+    """
 
     networks: Annotated[int, Field(ge=0)] = 1
-    iterations: Positive | None = None
+    variants: Annotated[list[str], Field(min_length=1)] | None = None
+    datasets: Annotated[list[str], Field(min_length=1)] | None = None
+    iterations: Whole | None = None
+    learning_rates: Rates | None = None
 
 
 class ProfileTable(TomlTable):
     """[profiles.*] how much to run; `variants` holds parameters of single variants' attacks.
 
-    victims: images a network, cut down to whole batches where a victim is a batch. datasets: those
-    of the suite to run; all by default.
+    networks, victims: of every cell; images a network, cut down to whole batches where a victim is
+    a batch. Only suites that attack nothing leave them out. datasets: those of the suite to run;
+    all by default.
     """
 
-    networks: Positive
-    victims: Positive
+    networks: Positive = 1
+    victims: Positive = 1
     datasets: Annotated[list[str], Field(min_length=1)] | None = None
     parameters: dict[str, Scalar] = {}
     variants: dict[Identifier, dict[str, Scalar]] = {}
@@ -338,7 +431,10 @@ class ProfileTable(TomlTable):
 
 
 class SuiteKeys(TomlTable):
-    """All of a suite file but the tables that have a short form."""
+    """All of a suite file but the tables that have a short form.
+
+    A suite that attacks nothing has [utility] and none of `ATTACKED`.
+    """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     name: Identifier
@@ -353,12 +449,16 @@ class SuiteKeys(TomlTable):
     leak: LeakTable = LeakTable()
     attack: AttackTable | None = None
     variants: list[VariantTable] = []
-    knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)]
+    knowledge: Annotated[dict[Knowledge, KnowledgeTable], Field(min_length=1)] = {}
     utility: UtilityTable | None = None
     notes: list[NoteTable] = []
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
+
+
+ATTACKED = ("knowledge", "rules", "attack", "variants", "leak", "printed", "gallery")
+"""Tables of a suite that attacks; the first two it must have."""
 
 
 def _form(short: str, key: str) -> Discriminator:
@@ -388,7 +488,7 @@ class SuiteFile(SuiteKeys):
     """A suite as its file has it."""
 
     defenses: Annotated[list[DefenseGridTable], Field(min_length=1)]
-    rules: Annotated[list[RuleEntry], Field(min_length=1)]
+    rules: Annotated[list[RuleEntry], Field(min_length=1)] = []
     printed: list[PrintedEntry] = []
     printed_utility: list[PrintedUtilityEntry] = []
 
@@ -400,7 +500,7 @@ class Suite(SuiteKeys):
     """
 
     defenses: Annotated[list[DefenseTable], Field(min_length=1)]
-    rules: Annotated[list[RuleTable], Field(min_length=1)]
+    rules: Annotated[list[RuleTable], Field(min_length=1)] = []
     printed: list[PrintedTable] = []
     printed_utility: list[PrintedUtilityTable] = []
 
