@@ -8,10 +8,12 @@ by rounding only.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,21 +29,24 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.data import partitions
-from leakbench.data.datasets import as_unit
+from leakbench.data.partitions import Shares
 from leakbench.errors import LeakbenchError
+from leakbench.preparation import Normaliser, Preparation
+from leakbench.sampling import Step, partition, sample
 from leakbench.spec import Schedule
-from leakbench.streams import generator
-from leakbench.training import Batch, run_round
+from leakbench.training import Round, run_round
+from leakbench.training_log import RoundLog, RoundObserver
 
 
-def setting_of(schedule: Schedule, examples: int) -> Setting:
-    """What a defense's promise depends on; `examples`: of the client who holds fewest."""
+def setting_of(schedule: Schedule, shares: Shares) -> Setting:
+    """What a defense's promise depends on."""
     return Setting(
         batch_size=schedule.batch_size,
         local_steps=schedule.local_steps,
         clients=schedule.clients_a_round,
         all_clients=schedule.clients,
-        examples=examples,
+        examples=partitions.fewest(shares),
+        holders=partitions.most_holders(shares),
         rounds=schedule.rounds,
         sampling=schedule.sampling,
         weighted=schedule.aggregation == "fed_averaging" and schedule.partition == "dirichlet",
@@ -69,7 +74,10 @@ class Trained:
             and aggregation included, evaluation not: the median over all rounds but the first,
             in which a process does what it does once; None after a single round.
         iterations: local steps that were run.
-        setting: for guarantees and events.
+        rounds: that were run; fewer than the schedule's where it stopped at its target.
+        reached: whether it did.
+        log: what was seen in the rounds asked for.
+        setting: of all planned rounds, for guarantees and events.
     """
 
     weights: Mapping[str, Tensor]
@@ -77,6 +85,9 @@ class Trained:
     curve: tuple[tuple[int, float], ...]
     seconds_per_iteration: float | None
     iterations: int
+    rounds: int
+    reached: bool
+    log: tuple[RoundLog, ...]
     setting: Setting
 
 
@@ -84,7 +95,7 @@ def check(
     model: Model,
     defense: Defense,
     schedule: Schedule,
-    shares: Sequence[Tensor],
+    shares: Shares,
     public: object | None,
 ) -> None:
     """What must hold before training starts; `shares` are the clients' examples.
@@ -94,7 +105,7 @@ def check(
             a network that mixes examples where each needs its own gradient, or where batches are
             padded; public data missing.
     """
-    size, fewest = schedule.batch_size, min(map(len, shares))
+    size, fewest = schedule.batch_size, partitions.fewest(shares)
     if fewest < size:
         allowed = f"batch_size up to {fewest}" if fewest else "fewer clients, or a partition by iid"
         raise LeakbenchError(
@@ -153,7 +164,10 @@ def train(
     evaluate: Callable[[Weights], float] | None = None,
     evaluate_at: Collection[int] = (),
     keep: Collection[int] = (),
+    log_at: Collection[int] = (),
+    target: float | None = None,
     total: int | None = None,
+    normaliser: Normaliser | None = None,
     chunk_size: int | None = 256,
 ) -> Trained:
     """Train `weights` for `schedule.rounds` rounds on inputs (n, *input shape), labels (n,).
@@ -166,7 +180,10 @@ def train(
         public: see `Context.public`.
         evaluate: called with the weights after the rounds in `evaluate_at` (0: before the first).
         keep: numbers of rounds after which to keep a `Point`.
+        log_at: numbers of rounds, counted from 1, to keep a log of.
+        target: training ends after the first round of `evaluate_at` with at least this said of it.
         total: planned rounds, for decays, of which `schedule.rounds` are run; None: these.
+        normaliser: of inputs, where the schedule normalises.
         chunk_size: per-example gradients at a time; bounds the memory.
 
     Raises:
@@ -175,42 +192,57 @@ def train(
     shares = partition(labels, schedule, seed, axes)
     check(model, defense, schedule, shares, public)
     like = next(iter(weights.values()))
-    state = defense.init(weights)
+    state, velocity = defense.init(weights), None
     points: dict[int, Point] = {}
     curve: list[tuple[int, float]] = []
+    logs: list[RoundLog] = []
     spent: list[float] = []
-    iterations = 0
+    planned, iterations, done, reached = total or schedule.rounds, 0, 0, False
 
-    def look(done: int) -> None:
+    def look() -> bool:
+        """Whether the target is reached."""
         if done in keep:
             points[done] = Point(rounds=done, weights=weights, state=state)
-        if evaluate is not None and done in evaluate_at:
-            curve.append((done, evaluate(weights)))
+        if evaluate is None or done not in evaluate_at:
+            return False
+        curve.append((done, evaluate(weights)))
+        return target is not None and curve[-1][1] >= target
 
     with torch.no_grad():
-        look(0)
-        for number in range(schedule.rounds):
+        reached = look()
+        while done < schedule.rounds and not reached:
             begun = time.perf_counter()
-            clients, steps = sample(shares, schedule, seed, axes, number)
+            clients, steps = sample(shares, schedule, seed, axes, done)
             if clients:  # Poisson sampling may pick nobody: then nothing is learnt
+                rate = schedule.learning_rate_at(done, planned)
                 context = Context(
-                    round=number, total=total or schedule.rounds, batch_size=schedule.batch_size,
+                    round=done, total=planned, batch_size=schedule.batch_size,
                     clients=clients, noise=noise, public=public, local_steps=schedule.local_steps,
-                    learning_rate=schedule.learning_rate,
+                    learning_rate=rate,
                 )  # fmt: skip
                 state = defense.on_round(weights, state, context)
-                batches = [_batch(step, inputs, labels, like) for step in steps]
-
-                done = run_round(
-                    model, weights, batches, defense, state, context,
-                    learning_rate=schedule.learning_rate, chunk_size=chunk_size,
-                    shares=_factors(clients, shares, schedule),
+                prepare = Preparation(
+                    inputs=inputs, labels=labels, like=like, normaliser=normaliser,
+                    augment=schedule.augment, seed=seed, axes=(*axes, done),
                 )  # fmt: skip
-                assert done.weights is not None
-                weights, state = done.weights, defense.merge(done.state)
+                observer = RoundObserver() if done + 1 in log_at else None
+                ended = _run_groups(
+                    model, weights, steps, prepare, defense, state, context,
+                    _factors(clients, shares, schedule), _together(weights, schedule),
+                    learning_rate=rate, chunk_size=chunk_size, watch=observer,
+                    momentum=schedule.momentum, velocity=velocity,
+                )  # fmt: skip
+                if observer is not None:
+                    loss = observer.loss(model, weights, prepare.batch(steps[0], clients, 0))
+                    scales = defense.scales(ended.state, context)
+                    logs.append(observer.log(done + 1, loss, scales))
+                assert ended.weights is not None
+                weights, state = ended.weights, defense.merge(ended.state)
+                velocity = ended.velocity if schedule.clients == 1 else None
                 iterations += schedule.local_steps
                 spent.append(time.perf_counter() - begun)
-            look(number + 1)
+            done += 1
+            reached = look()
     return Trained(
         weights=weights,
         points=points,
@@ -219,124 +251,93 @@ def train(
             statistics.median(spent[1:]) / schedule.local_steps if len(spent) > 1 else None
         ),
         iterations=iterations,
-        setting=setting_of(schedule, min(map(len, shares))),
+        rounds=done,
+        reached=reached,
+        log=tuple(logs),
+        setting=setting_of(dataclasses.replace(schedule, rounds=planned), shares),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Examples of one local step: positions (clients, b) into the training set, mask as `Batch`."""
-
-    positions: Tensor
-    mask: Tensor | None = None
-    expected: int | None = None
+AT_ONCE = 2**28
+"""Bytes of the gradients of a local step of clients that are computed together."""
 
 
-def partition(
-    labels: Tensor, schedule: Schedule, seed: int, axes: tuple[str | int, ...]
-) -> list[Tensor]:
-    """Positions of every client's examples in a training with this seed and these axes; on the CPU.
+def _together(weights: Weights, schedule: Schedule) -> int:
+    """Clients that are computed together: their number bounds the memory, whatever Kt is."""
+    size = sum(value.numel() * value.element_size() for value in weights.values())
+    return max(AT_ONCE // (size * schedule.batch_size), 1)
 
-    Raises:
-        LeakbenchError: see `data.partitions`; a Dirichlet draw must give every client a batch.
-    """
-    labels = labels.cpu()
-    stream = generator(seed, "partition", *axes)
-    if schedule.clients == 1:
-        shares = [torch.arange(len(labels))]
-    elif schedule.partition == "iid":
-        shares = partitions.iid(len(labels), schedule.clients, stream)
-    elif schedule.partition == "shards":
-        shares = partitions.shards(
-            labels, schedule.clients, stream, classes_a_client=schedule.classes_a_client
+
+def _run_groups(
+    model: Model,
+    weights: Weights,
+    steps: Sequence[Step],
+    prepare: Preparation,
+    defense: Defense,
+    state: State,
+    context: Context,
+    factors: Tensor | None,
+    together: int,
+    **options: Any,
+) -> Round:
+    """`run_round` of a few of the clients at a time, and what comes of all of them."""
+    clients = context.clients
+    if factors is None and len(clients) > together:
+        factors = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+    rounds = []
+    change: dict[str, Tensor] = {}
+    for begun in range(0, len(clients), together):
+        some = slice(begun, begun + together)
+        here = dataclasses.replace(context, clients=clients[some])
+        batches = (
+            prepare.batch(step.of(some), here.clients, number) for number, step in enumerate(steps)
         )
-    else:
-        shares = partitions.dirichlet(
-            labels, schedule.clients, stream,
-            concentration=schedule.concentration, least=schedule.batch_size,
+        ended = run_round(
+            model, weights, batches, defense, state, here,
+            shares=None if factors is None else factors[some], **options,
         )  # fmt: skip
-    return [share[: schedule.examples_a_client] for share in shares]
-
-
-def sample(
-    shares: Sequence[Tensor],
-    schedule: Schedule,
-    seed: int,
-    axes: tuple[str | int, ...],
-    number: int,
-) -> tuple[tuple[int, ...], list[Step]]:
-    """Clients of round `number` and the examples of their local steps.
-
-    What a client does in a round depends on neither the other clients nor earlier rounds.
-    """
-    if schedule.clients == 1:
-        stream = generator(seed, "examples", *axes, number, 0)
-        if schedule.sampling == "poisson":
-            poisson = [_poisson(shares[0], schedule, stream) for _ in range(schedule.local_steps)]
-            return (0,), poisson
-        clients: tuple[int, ...] = (0,)
-    else:
-        stream = generator(seed, "clients", *axes, number)
-        if schedule.sampling == "poisson":
-            rate = schedule.clients_a_round / schedule.clients
-            coins = torch.rand(schedule.clients, generator=stream, dtype=torch.float64) < rate
-            clients = tuple(torch.nonzero(coins).flatten().tolist())
-        else:
-            drawn = torch.randperm(schedule.clients, generator=stream)[: schedule.clients_a_round]
-            clients = tuple(drawn.sort().values.tolist())
-    if not clients:
-        return (), []
-    size = schedule.batch_size
-    taken = torch.stack(
-        [
-            _in_turn(
-                shares[client], schedule.local_steps * size, size,
-                generator(seed, "examples", *axes, number, client),
-            )
-            for client in clients
-        ]
-    )  # fmt: skip
-    return clients, [Step(positions=part) for part in taken.split(size, dim=1)]
-
-
-def _poisson(share: Tensor, schedule: Schedule, stream: torch.Generator) -> Step:
-    """Every example by its own coin; padded to a multiple of 8, at least 8."""
-    rate = min(schedule.batch_size / len(share), 1.0)
-    found = share[torch.rand(len(share), generator=stream, dtype=torch.float64) < rate]
-    size = max(len(found) + -len(found) % 8, 8)
-    positions = torch.cat([found, share[:1].expand(size - len(found))])
-    mask = torch.arange(size) < len(found)
-    return Step(positions=positions[None], mask=mask[None], expected=schedule.batch_size)
-
-
-def _in_turn(share: Tensor, wanted: int, size: int, stream: torch.Generator) -> Tensor:
-    """`wanted` examples in random order, every one before any comes again; no batch of `size` has
-    one twice, which would double what clipping bounds."""
-    orders: list[Tensor] = []
-    for begun in range(0, wanted, len(share)):
-        order = torch.randperm(len(share), generator=stream)
-        if left := begun % size:  # examples of the batch that the last pass did not fill come late
-            late = torch.isin(order, orders[-1][-left:])
-            order = torch.cat([order[~late], order[late]])
-        orders.append(order)
-    return share[torch.cat(orders)[:wanted]]
-
-
-def _batch(step: Step, inputs: Tensor, labels: Tensor, like: Tensor) -> Batch:
-    mask = None if step.mask is None else step.mask.to(like.device)
-    return Batch(
-        inputs=as_unit(inputs[step.positions.to(inputs.device)]).to(like),
-        labels=labels[step.positions.to(labels.device)].to(like.device),
-        mask=mask,
-        expected=step.expected,
+        assert ended.change is not None
+        change = {k: change[k] + v if change else v for k, v in ended.change.items()}
+        rounds.append(ended)
+    if len(rounds) == 1:
+        return rounds[0]
+    return Round(
+        tapped=None,
+        weights={k: weights[k] + v for k, v in change.items()},
+        state=_of_all([each.state for each in rounds]) if _merges(defense) else rounds[-1].state,
+        change=change,
     )
 
 
-def _factors(clients: Sequence[int], shares: Sequence[Tensor], schedule: Schedule) -> Tensor | None:
+def _merges(defense: Defense) -> bool:
+    """Whether its state has a client axis after a round."""
+    return type(defense).merge is not Defense.merge
+
+
+def _of_all(states: Sequence[State]) -> State:
+    """States of groups of clients, every tensor of which has a leading client axis, as one."""
+    first = states[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(states))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        return dataclasses.replace(
+            first, **{k: _of_all([getattr(state, k) for state in states]) for k in names}
+        )
+    if isinstance(first, Mapping):
+        return {key: _of_all([state[key] for state in states]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_of_all(parts) for parts in zip(*states, strict=True))
+    return first
+
+
+def _factors(clients: Sequence[int], shares: Shares, schedule: Schedule) -> Tensor | None:
     """Factors of the updates in the aggregate; None where all are the same and add to 1."""
     if schedule.aggregation == "fed_averaging":
         held = torch.tensor([len(shares[client]) for client in clients], dtype=torch.float64)
         return held / held.sum()
-    if schedule.sampling == "poisson" and schedule.clients > 1:
-        return torch.full((len(clients),), 1 / schedule.clients_a_round, dtype=torch.float64)
+    less = 1 if schedule.divisor == "clients_minus_one" else 0
+    if less or (schedule.sampling == "poisson" and schedule.clients > 1):
+        divisor = schedule.clients_a_round - less
+        return torch.full((len(clients),), 1 / divisor, dtype=torch.float64)
     return None

@@ -1,15 +1,15 @@
 """Gradients of ReLU networks by hand, of single examples and of clients with weights of their own.
 
-A layer is a 5x5 convolution with padding 2, then ReLU, then 2x2 max-pooling; one dense layer z on
-top, p = softmax(z); no biases. The loss of an example is -sum_c y_c log p_c. With d = dloss/dz,
-W^ for the transpose, a_0 = x, z_l = W_l * a_{l-1}, and M the places that pooling and ReLU let
-through, the gradients are
+A layer is a convolution with padding, then ReLU, then 2x2 max-pooling; one dense layer z on top,
+p = softmax(z); no biases. The loss of an example is -sum_c y_c log p_c. With d = dloss/dz, W^ for
+the transpose, a_0 = x, z_l = W_l * a_{l-1}, and M the places that pooling and ReLU let through, the
+gradients are
 
     d = p sum(y) - y,     d_l = M^_l (W^_{l+1} d_{l+1}),     G_l = d_l a_{l-1}.
 
 Products with W are convolutions, and so is the sum of G over the examples of a client; clients
 are groups of channels. The G of single examples are matrix products over the patches of a_{l-1}:
-only the five columns of a patch are laid side by side, and what meets a row of the kernel is a
+only the columns of a patch are laid side by side, and what meets a row of the kernel is a
 shifted view of them.
 
 weights below are those of every convolution, then of the dense layer, each with a leading client
@@ -25,37 +25,36 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-SIDE, MARGIN = 5, 2  # of a kernel, and the zeros around an image
-
 
 def example_gradients(
-    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, *, padding: int
 ) -> tuple[Tensor, ...]:
     """Gradient of each example's loss in nats by every weight, (clients, b, *its shape).
 
     A single client's rows do not depend on each other, bit for bit.
     """
-    images, deltas, features, top = _sweeps(weights, inputs, labels)
+    images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     clients, b = inputs.shape[:2]
     found = []
-    for image, delta in zip(images, deltas, strict=True):
-        patches = _patches(image, clients)
+    for image, kernel, delta in zip(images, weights[:-1], deltas, strict=True):
+        side = kernel.shape[-1]
+        patches = _patches(image, clients, side, padding)
         pixels = delta.unflatten(1, (clients, -1)).movedim(2, -1).flatten(0, 1).flatten(1, 2)
-        rows = [torch.bmm(_row(patches, k), pixels) for k in range(SIDE)]
-        gradient = torch.stack(rows, dim=1).unflatten(2, (-1, SIDE))  # n, ky, in, kx, out
+        rows = [torch.bmm(_row(patches, k, delta.shape[2]), pixels) for k in range(side)]
+        gradient = torch.stack(rows, dim=1).unflatten(2, (-1, side))  # n, ky, in, kx, out
         gradient = gradient.permute(0, 4, 2, 1, 3).unflatten(0, (b, clients))
         found.append(gradient.transpose(0, 1))
     return (*found, top[..., None] * features[..., None, :])
 
 
 def client_gradients(
-    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, *, padding: int
 ) -> tuple[Tensor, ...]:
     """Gradient of the sum of a client's losses in nats by every weight, (clients, *its shape)."""
-    images, deltas, features, top = _sweeps(weights, inputs, labels)
+    images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     found = [
         conv2d_weight(
-            image, kernel.flatten(0, 1).shape, delta, padding=MARGIN, groups=len(kernel)
+            image, kernel.flatten(0, 1).shape, delta, padding=padding, groups=len(kernel)
         ).view_as(kernel)
         for image, kernel, delta in zip(images, weights[:-1], deltas, strict=True)
     ]
@@ -63,14 +62,14 @@ def client_gradients(
 
 
 def _sweeps(
-    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, padding: int
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """a_0 ... and d_1 ..., clients side by side as channels (b, clients * channels, height,
     width); what the dense layer meets, and d, (clients, b, features or classes)."""
     (*kernels, head), (clients, b) = weights, inputs.shape[:2]
     images, places, deltas = [inputs.transpose(0, 1).flatten(1, 2)], [], []
     for kernel in kernels:
-        z = functional.conv2d(images[-1], kernel.flatten(0, 1), padding=MARGIN, groups=clients)
+        z = functional.conv2d(images[-1], kernel.flatten(0, 1), padding=padding, groups=clients)
         # Pooling is fast where the channels are the innermost axis.
         z = z.contiguous(memory_format=torch.channels_last)
         largest, where = functional.max_pool2d(z, 2, return_indices=True)
@@ -87,7 +86,7 @@ def _sweeps(
         deltas.append(functional.max_unpool2d(back, where, [2, 2], output_size=sides))
         if layer:
             kernel = kernels[layer].flatten(0, 1)
-            back = functional.conv_transpose2d(deltas[-1], kernel, padding=MARGIN, groups=clients)
+            back = functional.conv_transpose2d(deltas[-1], kernel, padding=padding, groups=clients)
     return images[:-1], deltas[::-1], features, top
 
 
@@ -99,15 +98,14 @@ def _dense(rows: Tensor, matrices: Tensor) -> Tensor:
     return (rows.transpose(0, 1) @ matrices.expand(rows.shape[1], -1, -1)).transpose(0, 1)
 
 
-def _patches(image: Tensor, clients: int) -> Tensor:
-    """(b * clients, channels, 5, height + 4, width): all columns of patches, zeros around."""
-    padded = functional.pad(image.contiguous(), [MARGIN] * 4)
-    columns = padded.unfold(3, SIDE, 1).movedim(-1, 2).contiguous()
+def _patches(image: Tensor, clients: int, side: int, padding: int) -> Tensor:
+    """(b * clients, channels, side, padded height, columns of z): all columns of patches."""
+    padded = functional.pad(image.contiguous(), [padding] * 4)
+    columns = padded.unfold(3, side, 1).movedim(-1, 2).contiguous()
     return columns.view(-1, image.shape[1] // clients, *columns.shape[2:])
 
 
-def _row(patches: Tensor, k: int) -> Tensor:
-    """What row k of a kernel meets: (n, 5 channels, pixels), a view."""
-    height = patches.shape[3] - 2 * MARGIN
+def _row(patches: Tensor, k: int, height: int) -> Tensor:
+    """What row k of a kernel meets in z of this height: (n, side channels, pixels), a view."""
     row: Tensor = patches[:, :, :, k : k + height].flatten(1, 2).flatten(2)
     return row

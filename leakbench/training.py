@@ -6,8 +6,9 @@ path on an attacker's dummy inputs, `federated` runs it round after round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,23 +46,40 @@ class Batch:
     expected: int | None = None
 
 
+class Watch(Protocol):
+    """Who looks on at a round for the log; what he sees must not be changed."""
+
+    def gradients(self, found: Gradients) -> None:
+        """Before any hook, in the first local step: of examples where the defense sees them, axes
+        ("client", "example"), else of batches, axes ("client",)."""
+        ...
+
+    def updates(self, raw: Gradients, released: Gradients) -> None:
+        """dW of every client before `on_update` and after `on_receipt`, axes ("client",)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """After one round: the gradient at the tapped leak point and what each side then holds.
 
-    weights: the aggregate of all clients, None when the path stopped at the tap.
+    weights: the aggregate of all clients, None when the path stopped at the tap; change: what was
+        added to the weights before, likewise.
     state: the defense's state after the hooks that ran.
+    velocity: of every client's momentum after his last step; None without momentum.
     """
 
     tapped: Gradients | None
     weights: Weights | None
     state: State
+    change: Mapping[str, Tensor] | None = None
+    velocity: Mapping[str, Tensor] | None = None
 
 
 def run_round(
     model: Model,
     weights: Weights,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     defense: Defense,
     state: State,
     context: Context,
@@ -73,8 +91,11 @@ def run_round(
     shares: Tensor | None = None,
     by_examples: bool = False,
     first: Gradients | None = None,
+    momentum: float = 0.0,
+    velocity: Mapping[str, Tensor] | None = None,
+    watch: Watch | None = None,
 ) -> Round:
-    """One round: len(batches) local SGD steps of every client, then send, receive, aggregate.
+    """One round: an SGD step of every client for each of `batches`, then send, receive, aggregate.
 
     All clients start from the same `weights` (no client axis); after the first local step each
     has its own.
@@ -90,6 +111,8 @@ def run_round(
             shared). A large network (`weights.computed_alone`) does without: there every client is
             computed alone.
         first: per-example gradients of the first local step, where the caller has them already.
+        momentum: of the local steps; velocity: where it stood before them, None at rest.
+        watch: who looks on.
     """
     local, stacked, tapped = weights, False, None
     large = computed_alone(weights)
@@ -102,7 +125,7 @@ def run_round(
             model, local, batch, defense, state, here,
             stacked=stacked, at_example=at_example, chunk_size=chunk_size,
             by_examples=by_examples and not large and not model.mixes_examples,
-            single=None if stacked else first,
+            single=None if stacked else first, watch=None if stacked else watch,
         )  # fmt: skip
         if at_example:
             tapped = shown
@@ -113,12 +136,17 @@ def run_round(
             tapped = gradients
             if stop_at_tap:
                 return Round(tapped=tapped, weights=None, state=state)
+        direction = gradients.tensors
+        if momentum:
+            before = velocity or {k: torch.zeros_like(v) for k, v in direction.items()}
+            velocity = {k: momentum * before[k] + v for k, v in direction.items()}
+            direction = velocity
         # Summed up by itself: (w + dW) - w would lose the small digits of dW.
-        steps = {k: -learning_rate * v for k, v in gradients.tensors.items()}
+        steps = {k: -learning_rate * v for k, v in direction.items()}
         moved = {k: moved[k] + v for k, v in steps.items()} if stacked else steps
         local = {k: weights[k] + v for k, v in moved.items()}
         stacked = True
-    update = Gradients(moved, ("client",))
+    update = bare = Gradients(moved, ("client",))
     update, state = defense.on_update(update, state, context)
     if point is not None and (point.type == 1 or (point.type == 0 and point.view == "raw")):
         tapped = update  # what a client sends is what the server receives
@@ -129,8 +157,11 @@ def run_round(
         tapped = update
     if stop_at_tap:
         return Round(tapped=tapped, weights=None, state=state)
-    aggregated = {k: weights[k] + v for k, v in _aggregate(update, shares).items()}
-    return Round(tapped=tapped, weights=aggregated, state=state)
+    if watch is not None:
+        watch.updates(bare, update)
+    change = _aggregate(update, shares)
+    aggregated = {k: weights[k] + v for k, v in change.items()}
+    return Round(tapped=tapped, weights=aggregated, state=state, change=change, velocity=velocity)
 
 
 def _mean_gradients(
@@ -146,6 +177,7 @@ def _mean_gradients(
     chunk_size: int | None,
     by_examples: bool,
     single: Gradients | None,
+    watch: Watch | None,
 ) -> tuple[Gradients, Gradients | None, State]:
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
     size = batch.inputs.shape[1]
@@ -166,6 +198,8 @@ def _mean_gradients(
             if single is None
             else single.mean("example")
         )
+        if watch is not None:
+            watch.gradients(mean)
     else:
         if single is None:
             rows = of_subsets(
@@ -173,6 +207,8 @@ def _mean_gradients(
             )
         else:
             rows = single if row == 1 else _subset_means(single, row)
+        if watch is not None:
+            watch.gradients(rows)
         rows, state = defense.on_examples(rows, state, context)
         shown = rows if row == 1 else shown
         mean = rows.mean("example")

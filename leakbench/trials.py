@@ -35,12 +35,13 @@ from leakbench.contracts import (
 )
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Point, check, partition, train
+from leakbench.federated import Point, check, train
 from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.networks import build_defense, first_network, model_of
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
+from leakbench.sampling import partition
 from leakbench.spec import Cell, Schedule, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients

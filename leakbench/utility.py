@@ -20,13 +20,14 @@ from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
 from leakbench.data.entries import Source
 from leakbench.errors import DataMissing
-from leakbench.federated import check, partition, train
+from leakbench.federated import check, train
 from leakbench.networks import build_defense, first_network, model_of
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
+from leakbench.sampling import partition
 from leakbench.spec import Schedule, UtilityCell
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import public_gradients

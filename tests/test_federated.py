@@ -33,8 +33,9 @@ from leakbench.defenses.dp_dyn import DPDynSCDecaySigma
 from leakbench.defenses.fed_sdp import FedSDPServer
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
-from leakbench.federated import Trained, partition, sample, train
+from leakbench.federated import Trained, train
 from leakbench.modules import ModuleModel
+from leakbench.sampling import Step, partition, sample
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round
@@ -417,7 +418,7 @@ def test_a_federation_of_twins_is_central_training(monkeypatch: pytest.MonkeyPat
     """Three clients who take the batches of the central one move as he does."""
     central = trained("mlp", Defense(), CENTRAL_STEPS)
 
-    def threefold(*arguments: Any) -> tuple[tuple[int, ...], list[federated.Step]]:
+    def threefold(*arguments: Any) -> tuple[tuple[int, ...], list[Step]]:
         shares, _, *rest = arguments
         _, steps = sample([torch.cat(shares).sort().values], CENTRAL_STEPS, *rest)
         return (0, 1, 2), [replace(s, positions=s.positions.repeat(3, 1)) for s in steps]

@@ -1,7 +1,8 @@
 """Hand-written gradients against the generic `torch.func` path and bare autograd, real images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -183,15 +184,24 @@ def test_a_second_derivative_is_refused() -> None:
 
 # ---------------------------------------------------------------------------- ReLU networks
 
-CHANNELS = [(16, 32), (3,), (4, 5, 6)]
+LAYERS: list[dict[str, Any]] = [
+    {"channels": (16, 32)},
+    {"channels": (3,)},
+    {"channels": (4, 5, 6)},
+    {"channels": (8, 6), "kernel": 3, "padding": 0},
+]
 
 
 def relu_example(
-    data_set: str, dtype: torch.dtype, clients: int, batch: int, channels: Sequence[int] = (16, 32)
+    data_set: str,
+    dtype: torch.dtype,
+    clients: int,
+    batch: int,
+    layers: Mapping[str, Any] = LAYERS[0],
 ) -> tuple[ReluNet, dict[str, Tensor], Tensor, Tensor]:
     """Model, different weights for every client, images (clients, batch, ...) and classes."""
     data, rows = load(data_set), clients * batch
-    model = ReluNet(input_shape=data.input_shape, classes=data.classes, channels=tuple(channels))
+    model = ReluNet(input_shape=data.input_shape, classes=data.classes, **layers)
     drawn = [model.init(generator(client, "weights"), dtype) for client in range(clients)]
     weights = {k: torch.stack([one[k] for one in drawn]) for k in drawn[0]}
     images = data.candidates[:rows].to(dtype).unflatten(0, (clients, batch))
@@ -220,12 +230,12 @@ def assert_all_close(found: Gradients, expected: Sequence[Sequence[dict[str, Ten
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("labels", ["indices", "probabilities"])
 @pytest.mark.parametrize("data_set", DATA)
-@pytest.mark.parametrize("channels", CHANNELS, ids=str)
+@pytest.mark.parametrize("layers", LAYERS, ids=str)
 def test_relu_gradients_equal_autograd(
-    channels: tuple[int, ...], data_set: str, labels: str, dtype: torch.dtype
+    layers: dict[str, Any], data_set: str, labels: str, dtype: torch.dtype
 ) -> None:
     """Of clients with weights of their own, of examples that share them, and of whole batches."""
-    model, weights, images, classes = relu_example(data_set, dtype, 3, 4, channels)
+    model, weights, images, classes = relu_example(data_set, dtype, 3, 4, layers)
     assert isinstance(model, HandWrittenStacked)
     targets = classes
     if labels == "probabilities":

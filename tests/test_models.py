@@ -11,12 +11,13 @@ from leakbench import data
 from leakbench.architectures import build
 from leakbench.contracts import Defense
 from leakbench.errors import LeakbenchError
-from leakbench.federated import partition, sample, train
+from leakbench.federated import train
 from leakbench.gradients import of_batch
 from leakbench.models.mlp import DenseNet
 from leakbench.models.relu import ReluNet
 from leakbench.models.sigmoid import SigmoidNet
 from leakbench.modules import ModuleModel
+from leakbench.sampling import partition, sample
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 from leakbench.weights import Scheme, digest

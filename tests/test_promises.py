@@ -37,8 +37,9 @@ from leakbench.defenses.none import NoDefense
 from leakbench.defenses.prune import Prune
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
-from leakbench.federated import sample, setting_of
+from leakbench.federated import setting_of
 from leakbench.privacy.account import epsilon
+from leakbench.sampling import sample
 from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, run_round
@@ -348,7 +349,7 @@ def test_clients_that_weigh_unequally() -> None:
     )
     for aggregation, partition, weighted in kinds:
         schedule = Schedule(**common, aggregation=aggregation, partition=partition)
-        assert setting_of(schedule, 4).weighted is weighted
+        assert setting_of(schedule, [torch.arange(4)]).weighted is weighted
 
 
 # ------------------------------------------------------------------------------ refilled batches
@@ -383,7 +384,7 @@ def test_a_batch_of_fixed_size_moves_twice_as_far(clients: int, sampling: Any) -
             left = [i for i in shares[0].tolist() if i not in there.tolist()]
             rest = torch.cat([rest, torch.tensor(left[:1])])
         moves.add(abs(whole - float(value[rest].sum())))
-    refilled = setting_of(schedule, 40 // clients).refills
+    refilled = setting_of(schedule, shares).refills
     assert moves == {2.0 if refilled else 1.0}
     assert refilled == (sampling == "fixed_size" or clients > 1)
 

@@ -287,7 +287,8 @@ class Defense:
         step draws anew (`Setting.draws_anew`). Else nothing is amplified: who is drawn once takes
         part in all of a round, and hiding a client's presence does not hide which of two data sets
         a present one holds. There batches are refilled in turn, which counts as "fixed_size" of
-        rate 1: adding or removing costs what replacing does. () without a guarantee. Default:
+        rate 1: adding or removing costs what replacing does. An example that several clients of a
+        round hold is released on by each of them. () without a guarantee. Default:
         equal releases.
         """
         promise = self.guarantee("model", weights, setting)
@@ -298,7 +299,8 @@ class Defense:
         if promise.level == "instance" and setting.draws_anew:
             rate, steps = setting.example_rate, setting.rounds * setting.local_steps
         elif promise.level == "instance":
-            rate, steps = 1.0, setting.rounds * setting.uses("type1")
+            rate = 1.0
+            steps = setting.rounds * setting.uses("type1") * setting.holders_a_round
             sampling = "fixed_size" if setting.refills else "none"
         # Events are stated for adding or removing one; replacing one moves a sum twice as far.
         share = 0.5 if promise.relation == "replace_one" else 1.0

@@ -27,6 +27,7 @@ class Setting:
         iteration: the local step that a type-2 tap reads, counted from 0.
         sampling: of what is sampled: the examples of the only client, or the clients.
         weighted: whether clients count by their numbers of examples, which differ; else equally.
+        holders: clients who hold the same example, at most; above 1 where clients share examples.
 
     Raises:
         LeakbenchError: a number that is not whole, or below 1 (rounds, round, iteration: below 0).
@@ -42,11 +43,12 @@ class Setting:
     iteration: int = 0
     sampling: Sampling = "fixed_size"
     weighted: bool = False
+    holders: int = 1
 
     def __post_init__(self) -> None:
         require_at_least(
             "setting", 1, batch_size=self.batch_size, local_steps=self.local_steps,
-            clients=self.clients, all_clients=self.all_clients,
+            clients=self.clients, all_clients=self.all_clients, holders=self.holders,
             examples=1 if self.examples is None else self.examples,
         )  # fmt: skip
         require_at_least(
@@ -67,6 +69,11 @@ class Setting:
         if self.examples is None or (self.sampling == "poisson" and self.all_clients == 1):
             return steps
         return math.ceil(steps * self.batch_size / self.examples)
+
+    @property
+    def holders_a_round(self) -> int:
+        """Clients of one round who may hold the same example: a release of each tells of it."""
+        return min(self.holders, self.clients)
 
     @property
     def draws_anew(self) -> bool:

@@ -1,12 +1,14 @@
 """Who holds which examples: the data of N clients, as index lists into one training set.
 
 Every function takes its randomness from `generator` alone and returns N tensors of positions
-(int64), sorted by client; no example belongs to two clients.
+(int64), sorted by client; no example belongs to two clients. `Drawn` clients share examples.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -100,6 +102,87 @@ def dirichlet(
         for client, part in enumerate(members.tensor_split(end[:-1])):
             parts[client].append(part)
     return [torch.cat(part) for part in parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """N clients who each draw `each` of the examples for themselves, none of them twice.
+
+    A client's draw is made when it is asked for and kept nowhere, so that memory does not grow
+    with N. labels (n,); classes: None draws from all examples, a number from so many classes
+    chosen at random, an equal part from each (one more from the first where it does not divide).
+    stream: the generator of a client.
+
+    Raises:
+        LeakbenchError: more examples or classes a client than there are, when it is made.
+    """
+
+    labels: Tensor
+    clients: int
+    each: int
+    stream: Callable[[int], torch.Generator]
+    classes: int | None = None
+    _members: tuple[Tensor, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        members = tuple(
+            torch.nonzero(self.labels == label).flatten() for label in self.labels.unique()
+        )
+        object.__setattr__(self, "_members", members)
+        if self.classes is None:
+            most = len(self.labels)
+        elif self.classes > len(members):
+            raise LeakbenchError(
+                f"partition 'shards': {self.classes} classes a client of {len(members)}; "
+                f"allowed: 1 to {len(members)}"
+            )
+        else:  # whichever classes it is
+            most = min(map(len, members)) * self.classes
+        if not 0 < self.each <= most:
+            raise LeakbenchError(
+                f"training: a client cannot draw {self.each} examples of {most}; "
+                f"allowed for examples_a_client: 1 to {most}"
+            )
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> Tensor:
+        """Positions of his examples, (each,), in random order."""
+        if not 0 <= client < self.clients:
+            raise IndexError(client)
+        stream = self.stream(client)
+        if self.classes is None:
+            return torch.randperm(len(self.labels), generator=stream)[: self.each]
+        chosen = torch.randperm(len(self._members), generator=stream)[: self.classes]
+        parts = []
+        for number, label in enumerate(chosen.tolist()):
+            members = self._members[label]
+            wanted = self.each // self.classes + (number < self.each % self.classes)
+            parts.append(members[torch.randperm(len(members), generator=stream)[:wanted]])
+        together = torch.cat(parts)
+        return together[torch.randperm(len(together), generator=stream)]
+
+    def most_holders(self) -> int:
+        """Clients who hold the example that most of them hold; it takes all draws."""
+        held = torch.zeros(len(self.labels), dtype=torch.int64)
+        for client in range(self.clients):
+            held[self[client]] += 1
+        return int(held.max())
+
+
+Shares = Sequence[Tensor] | Drawn
+"""Positions of each client's examples."""
+
+
+def fewest(shares: Shares) -> int:
+    """Examples of the client who holds fewest."""
+    return shares.each if isinstance(shares, Drawn) else min(map(len, shares))
+
+
+def most_holders(shares: Shares) -> int:
+    """Clients that hold the same example, at most."""
+    return shares.most_holders() if isinstance(shares, Drawn) else 1
 
 
 def _ends(random: np.random.Generator, concentration: float, clients: int, size: int) -> Tensor:

@@ -63,26 +63,3 @@ class BNLeNet5(Architecture):
             nn.Flatten(), nn.Sequential(nn.Linear(120 * sides[0] * sides[1], 84), nn.Tanh()),
             nn.Linear(84, classes),
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CNN3x3(Architecture):
-    """Two unpadded 3x3 convolutions of 32 and 64 channels, no biases.
-
-    ReLU and 2x2 max-pooling behind each, then one dense layer: widths, kernels, padding and biases
-    are those of the federated code that was released with the TPDS and ICDCS papers, which leave
-    them open.
-    """
-
-    name: ClassVar[str] = "cnn3x3"
-    takes: ClassVar[Takes] = "images"
-    head: ClassVar[str] = "7.weight"
-
-    def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> nn.Module:
-        channels, height, width = input_shape
-        sides = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
-        return nn.Sequential(
-            nn.Conv2d(channels, 32, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64 * sides[0] * sides[1], classes, bias=False),
-        )  # fmt: skip

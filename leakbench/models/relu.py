@@ -18,7 +18,9 @@ from leakbench.weights import Scheme, draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReluNet:
-    """5x5 convolutions, padding 2, each with ReLU and 2x2 max-pooling, then one dense layer.
+    """Convolutions, each with ReLU and 2x2 max-pooling, then one dense layer.
+
+    Kernels of side `kernel` with `padding` zeros around; pooling leaves out an odd row or column.
 
     Maps (b, channels, height, width) to (b, classes) logits; no biases, so every layer is one
     tensor. For training: its second derivatives are mostly 0, which starves gradient matching.
@@ -27,6 +29,8 @@ class ReluNet:
     input_shape: tuple[int, ...]
     classes: int
     channels: tuple[int, ...]
+    kernel: int = 5
+    padding: int = 2
     scheme: Scheme = "default"
     head: ClassVar[str] = "dense.weight"
     loss: ClassVar[Loss] = "cross_entropy"
@@ -36,9 +40,10 @@ class ReluNet:
         """Parameter name -> shape, in the order gradients are listed."""
         channels, height, width = self.input_shape
         shapes: dict[str, tuple[int, ...]] = {}
+        less = self.kernel - 1 - 2 * self.padding
         for number, units in enumerate(self.channels, start=1):
-            shapes[f"conv{number}.weight"] = (units, channels, 5, 5)
-            channels, height, width = units, height // 2, width // 2
+            shapes[f"conv{number}.weight"] = (units, channels, self.kernel, self.kernel)
+            channels, height, width = units, (height - less) // 2, (width - less) // 2
         shapes["dense.weight"] = (self.classes, channels * height * width)
         return shapes
 
@@ -50,7 +55,9 @@ class ReluNet:
         """(b, *input_shape) -> (b, classes)."""
         hidden = inputs
         for number in range(1, len(self.channels) + 1):
-            hidden = functional.conv2d(hidden, weights[f"conv{number}.weight"], padding=2)
+            hidden = functional.conv2d(
+                hidden, weights[f"conv{number}.weight"], padding=self.padding
+            )
             hidden = functional.max_pool2d(torch.relu(hidden), 2)
         return functional.linear(hidden.flatten(1), weights["dense.weight"])
 
@@ -59,7 +66,9 @@ class ReluNet:
     ) -> dict[str, Tensor]:
         """`gradients.HandWrittenStacked`."""
         names, labels = list(self.shapes()), class_probabilities(labels, self.classes, inputs)
-        found = relu_gradients.example_gradients([weights[k] for k in names], inputs, labels)
+        found = relu_gradients.example_gradients(
+            [weights[k] for k in names], inputs, labels, padding=self.padding
+        )
         return dict(zip(names, found, strict=True))
 
     def client_gradients(
@@ -68,7 +77,9 @@ class ReluNet:
         """`gradients.HandWrittenStacked`."""
         names, labels = list(self.shapes()), class_probabilities(labels, self.classes, inputs)
         labels = labels * shares[..., None]  # the loss is linear in them
-        found = relu_gradients.client_gradients([weights[k] for k in names], inputs, labels)
+        found = relu_gradients.client_gradients(
+            [weights[k] for k in names], inputs, labels, padding=self.padding
+        )
         return dict(zip(names, found, strict=True))
 
 
@@ -84,3 +95,21 @@ class CNN2Relu(Architecture):
 
     def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> ReluNet:
         return ReluNet(input_shape=input_shape, classes=classes, channels=(16, 32), scheme=scheme)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CNN3x3(Architecture):
+    """Two unpadded 3x3 ReLU convolutions of 32 and 64 channels with max-pooling, one dense layer.
+
+    Widths, kernels, padding and the missing biases are those of the federated code that was
+    released with the TPDS and ICDCS papers, which leave them open; its dropout is never on.
+    """
+
+    name: ClassVar[str] = "cnn3x3"
+    takes: ClassVar[Takes] = "images"
+
+    def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> ReluNet:
+        return ReluNet(
+            input_shape=input_shape, classes=classes, channels=(32, 64), kernel=3, padding=0,
+            scheme=scheme,
+        )  # fmt: skip
