@@ -33,9 +33,9 @@ from leakbench.data.partitions import Shares
 from leakbench.errors import LeakbenchError
 from leakbench.preparation import Normaliser, Preparation
 from leakbench.sampling import Step, partition, sample
-from leakbench.spec import Schedule
 from leakbench.training import Round, run_round
 from leakbench.training_log import RoundLog, RoundObserver
+from leakbench.training_schedule import Schedule
 
 
 def setting_of(schedule: Schedule, shares: Shares) -> Setting:
@@ -167,6 +167,7 @@ def train(
     log_at: Collection[int] = (),
     target: float | None = None,
     total: int | None = None,
+    setting: Setting | None = None,
     normaliser: Normaliser | None = None,
     chunk_size: int | None = 256,
 ) -> Trained:
@@ -183,11 +184,13 @@ def train(
         log_at: numbers of rounds, counted from 1, to keep a log of.
         target: training ends after the first round of `evaluate_at` with at least this said of it.
         total: planned rounds, for decays, of which `schedule.rounds` are run; None: these.
+        setting: of the planned training, where the caller has it; with clients who share examples
+            it takes time to make.
         normaliser: of inputs, where the schedule normalises.
         chunk_size: per-example gradients at a time; bounds the memory.
 
     Raises:
-        LeakbenchError: see `check` and `spec.Schedule`.
+        LeakbenchError: see `check` and `training_schedule.Schedule`.
     """
     shares = partition(labels, schedule, seed, axes)
     check(model, defense, schedule, shares, public)
@@ -254,7 +257,7 @@ def train(
         rounds=done,
         reached=reached,
         log=tuple(logs),
-        setting=setting_of(dataclasses.replace(schedule, rounds=planned), shares),
+        setting=setting or setting_of(dataclasses.replace(schedule, rounds=planned), shares),
     )
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from leakbench.data.datasets import as_unit
 from leakbench.errors import LeakbenchError
 from leakbench.sampling import Step
-from leakbench.spec import Augmentation
 from leakbench.streams import generator
 from leakbench.training import Batch
+from leakbench.training_schedule import Augmentation
 
 MARGIN = 4
 """Zeros around an image, of which a window as large as the image is cut."""

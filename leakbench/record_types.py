@@ -34,13 +34,15 @@ class HostFields(_Table):
     """What another machine, or another order of work, would fill otherwise.
 
     manifest: of the run that wrote the record, "" before there was one. seconds: of its share of
-    the chunk. seconds_per_iteration: of a training.
+    the chunk. Of a training, wall time of a local step: of all clients of a round together
+    (`seconds_per_iteration`), and one client's share of it (`seconds_per_client`).
     """
 
     manifest: str = ""
     seconds: float | None = None
     arrays: ArraysPlace | None = None
     seconds_per_iteration: float | None = None
+    seconds_per_client: float | None = None
 
 
 class TrialRecord(_Table):
@@ -93,12 +95,32 @@ class TrialRecord(_Table):
     host: HostFields = HostFields()
 
 
+class RoundTable(_Table):
+    """What one round of a training looked like; see `training_log.RoundLog`."""
+
+    round: Count
+    loss: float | None
+    norms: Annotated[list[float | None], Field(min_length=5, max_length=5)]
+    update_raw: float | None
+    update_released: float | None
+    update_distance: float | None
+    clip: float | None = None
+    noise_multiplier: float | None = None
+    sensitivity: float | None = None
+
+
+Tried = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
 class TrainingRecord(_Table):
     """A training with a defense: one network.
 
-    data: "full" or "sample"; examples: of the training part. iterations: local steps of all
-    rounds. curve: (rounds done, accuracy on the test part). privacy: epsilon for who holds the
-    final model and what it rests on; see `privacy.account.Result`.
+    data: "full" or "sample"; examples: that were trained on. rounds: that were run; `stopped` says
+    what ended them before the planned ones. iterations: local steps of all rounds. curve: (rounds
+    done, accuracy on the test part). privacy: epsilon for who holds the final model and what it
+    rests on; see `privacy.account.Result`. learning_rate: the one reported; sweep: all that were
+    tried, with the accuracies on held-out training examples and on the test part. log: of rounds
+    all over the training.
     """
 
     schema_version: Annotated[Literal[2], Field(alias="schema")]
@@ -117,6 +139,10 @@ class TrainingRecord(_Table):
     accuracy: float | None
     curve: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
     privacy: dict[str, Any] | None
+    learning_rate: float | None = None
+    sweep: list[Tried] = []
+    stopped: Literal["", "accuracy", "epsilon"] = ""
+    log: list[RoundTable] = []
     host: HostFields = HostFields()
 
 

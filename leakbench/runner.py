@@ -309,7 +309,7 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
     writer.append(lines)
 
 
-_OF_HOST = ("arrays", "seconds_per_iteration")
+_OF_HOST = ("arrays", "seconds_per_iteration", "seconds_per_client")
 """Fields that another machine, or another order of work, would fill otherwise."""
 
 Timed = tuple[Work, "ChunkResult | None", float]

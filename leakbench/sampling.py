@@ -9,8 +9,8 @@ from torch import Tensor
 
 from leakbench.data import partitions
 from leakbench.data.partitions import Shares
-from leakbench.spec import Schedule
 from leakbench.streams import generator
+from leakbench.training_schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,10 @@ from leakbench.networks import build_defense, first_network, model_of
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.sampling import partition
-from leakbench.spec import Cell, Schedule, canonical
+from leakbench.spec import Cell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
+from leakbench.training_schedule import Schedule
 from leakbench.trial_records import AttackedChunk, arrays_of, records_of
 from leakbench.victims import Victims
 from leakbench.weights import computed_alone

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,18 +19,21 @@ from leakbench.data import load
 from leakbench.data.catalog import data_root, look_up
 from leakbench.data.datasets import as_unit, load_full
 from leakbench.data.entries import Source
-from leakbench.errors import DataMissing
-from leakbench.federated import check, train
+from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.federated import Trained, check, setting_of, train
 from leakbench.networks import build_defense, first_network, model_of
+from leakbench.preparation import normaliser_of
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import Relation
+from leakbench.privacy.inverse import first_steps, steps_within
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
 from leakbench.sampling import partition
-from leakbench.spec import Schedule, UtilityCell
+from leakbench.spec import UtilityCell
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import public_gradients
+from leakbench.training_schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,42 +116,136 @@ def run_training(task: Training) -> Record:
     """
     cell = task.cell
     data = material(cell.source, task.root)
-    device, dtype = torch.device(task.device), getattr(torch, cell.dtype)
-    model, weights = _network(cell, data, task.network, device)
-    defense = build_defense(cell)
-    test = as_unit(data.test).to(device=device, dtype=dtype)
-    test_labels = data.test_labels.to(device)
-    done = train(
-        model, weights, data.train.to(device), data.train_labels.to(device), defense,
-        Schedule(**cell.schedule), seed=cell.seed, axes=(cell.dataset, task.network),
-        noise=NoiseStreams(cell.seed, ("training", cell.dataset, task.network)),
-        public=public_gradients(
-            model, data.public.to(device=device, dtype=dtype), data.public_labels.to(device)
-        ),
-        evaluate=lambda reached: accuracy(model, reached, test, test_labels),
-        evaluate_at=cell.evaluate_at,
-    )  # fmt: skip
+    kept, held = _held_out(cell, len(data.train), task.network)
+    rates = cell.learning_rates or (cell.schedule["learning_rate"],)
+    attempts = [_attempt(task, data, kept, held, rate) for rate in rates]
+    # The first of equals: nothing but the held-out examples decides.
+    chosen = max(attempts, key=lambda each: each.held_out_accuracy)
+    done = chosen.done
     finite = all(bool(torch.isfinite(value).all()) for value in done.weights.values())
+    each = done.seconds_per_iteration
     return _base(task) | {
         "status": "ok" if finite else "nan",
         "reason": "" if finite else "the weights left the finite numbers",
         "data": data.source,
-        "examples": len(data.train),
-        "rounds": cell.schedule["rounds"],
+        "examples": len(kept),
+        "rounds": done.rounds,
         "iterations": done.iterations,
-        "accuracy": round(done.curve[-1][1], 6),
-        "curve": [[rounds, round(share, 6)] for rounds, share in done.curve],
-        "privacy": privacy_of(defense, weights, done.setting, cell.delta),
-        "seconds_per_iteration": done.seconds_per_iteration,
+        "accuracy": _rounded(done.curve[-1][1]),
+        "curve": [[rounds, _rounded(share)] for rounds, share in done.curve],
+        "privacy": chosen.privacy,
+        "learning_rate": chosen.learning_rate,
+        "sweep": [
+            [tried.learning_rate, tried.held_out_accuracy, _rounded(tried.done.curve[-1][1])]
+            for tried in (attempts if cell.learning_rates else ())
+        ],
+        "stopped": chosen.stopped,
+        "log": [one.as_dict() for one in done.log],
+        "seconds_per_iteration": each,
+        "seconds_per_client": None if each is None else each / cell.schedule["clients_a_round"],
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A network trained at one learning rate."""
+
+    learning_rate: float
+    done: Trained
+    held_out_accuracy: float
+    stopped: Literal["", "accuracy", "epsilon"]
+    privacy: dict[str, Any]
+
+
+def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: float) -> Attempt:
+    """Train one network at one learning rate; the end of its policy keeps its ratio to it."""
+    cell = task.cell
+    base = Schedule(**cell.schedule)
+    planned = replace(
+        base,
+        learning_rate=rate,
+        learning_rate_end=base.learning_rate_end * rate / base.learning_rate,
+    )
+    device, dtype = torch.device(task.device), getattr(torch, cell.dtype)
+    model, weights = _network(cell, data, task.network, device)
+    defense = build_defense(cell)
+    normaliser = normaliser_of(as_unit(data.public).to(dtype)) if planned.normalise else None
+
+    def ready(inputs: Tensor) -> Tensor:
+        unit = as_unit(inputs).to(device=device, dtype=dtype)
+        return unit if normaliser is None else normaliser(unit)
+
+    test, test_labels = ready(data.test), data.test_labels.to(device)
+    train_labels = data.train_labels[kept]
+    setting = setting_of(planned, partition(train_labels, planned, *_streams(task)))
+    rounds = planned.rounds
+    if cell.stop_epsilon is not None:
+        rounds = rounds_within(cell.stop_epsilon, defense, weights, setting, cell.delta)
+    done = train(
+        model, weights, data.train[kept].to(device), train_labels.to(device), defense,
+        replace(planned, rounds=rounds), total=planned.rounds, setting=setting,
+        seed=cell.seed, axes=_streams(task)[1],
+        noise=NoiseStreams(cell.seed, ("training", cell.dataset, task.network)),
+        public=public_gradients(model, ready(data.public), data.public_labels.to(device)),
+        evaluate=lambda reached: accuracy(model, reached, test, test_labels),
+        evaluate_at=(
+            {*cell.evaluate_at, rounds}
+            if cell.stop_accuracy is None
+            else range(planned.rounds + 1)
+        ),
+        target=cell.stop_accuracy, log_at=_spread(planned.rounds), normaliser=normaliser,
+    )  # fmt: skip
+    found = accuracy(
+        model, done.weights, ready(data.train[held]), data.train_labels[held].to(device)
+    )
+    return Attempt(
+        learning_rate=rate,
+        done=done,
+        held_out_accuracy=_rounded(found),
+        stopped="accuracy" if done.reached else "epsilon" if rounds < planned.rounds else "",
+        privacy=privacy_of(defense, weights, setting, cell.delta, done.rounds),
+    )
+
+
+LOGGED = 100
+"""Rounds of a training that are logged, at most."""
+
+
+def _spread(rounds: int) -> set[int]:
+    """Numbers of rounds to log, evenly, the first and the last among them."""
+    return {1 + round((rounds - 1) * i / max(LOGGED - 1, 1)) for i in range(LOGGED)}
+
+
+def _streams(task: Training) -> tuple[int, tuple[str | int, ...]]:
+    """Seed and axes of partition and sampling."""
+    return task.cell.seed, (task.cell.dataset, task.network)
+
+
+def _held_out(cell: UtilityCell, examples: int, network: int) -> tuple[Tensor, Tensor]:
+    """Positions of the training examples to train on, and of those that choose a learning rate."""
+    if not cell.learning_rates:
+        return torch.arange(examples), torch.arange(0)
+    order = torch.randperm(
+        examples, generator=generator(cell.seed, "held out", cell.dataset, network)
+    )
+    held = max(round(cell.held_out * examples), 1)
+    return order[held:].sort().values, order[:held]
+
+
+def _rounded(share: float) -> float:
+    return round(share, 6)
 
 
 def failed_training(task: Training, status: str, reason: str) -> Record:
     """The record of a training that came to nothing."""
     measured: dict[str, Any] = dict.fromkeys(
-        ("data", "examples", "rounds", "iterations", "accuracy", "privacy", "seconds_per_iteration")
-    )
-    return _base(task) | {"status": status, "reason": reason, "curve": []} | measured
+        (
+            "data", "examples", "rounds", "iterations", "accuracy", "privacy", "learning_rate",
+            "seconds_per_iteration", "seconds_per_client",
+        )
+    )  # fmt: skip
+    empty: dict[str, Any] = {"curve": [], "sweep": [], "log": [], "stopped": ""}
+    return _base(task) | {"status": status, "reason": reason} | empty | measured
 
 
 def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Material:
@@ -159,9 +256,14 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
     """
     data = material(cell.source, root)
     schedule = Schedule(**cell.schedule)
+    if schedule.augment and data.train.dim() != 4:
+        text = f"augment changes images only, and '{cell.dataset}' has none"
+        raise LeakbenchError(f"training: {text}; allowed: []")
     model, defense = model_of(cell, look_up(cell.source)), build_defense(cell)
     for number in range(networks):
-        shares = partition(data.train_labels, schedule, cell.seed, (cell.dataset, number))
+        kept, _ = _held_out(cell, len(data.train), number)
+        labels = data.train_labels[kept]
+        shares = partition(labels, schedule, cell.seed, (cell.dataset, number))
         check(model, defense, schedule, shares, public=data.public)
     return data
 
@@ -195,24 +297,60 @@ def _base(task: Training) -> Record:
 # ------------------------------------------------------------------------------ privacy
 
 
-def privacy_of(
-    defense: Defense, weights: Weights, setting: Setting, delta: float
-) -> dict[str, Any]:
-    """Epsilon of a whole training for who holds the final model, and what it rests on.
+def _relation(promise: Guarantee, setting: Setting) -> Relation:
+    """A fixed-size sample, and a promise for replacing one, is accounted for replacing one;
+    anything else for adding or removing one."""
+    replaced = setting.sampling == "fixed_size" or promise.relation == "replace_one"
+    return "replace_one" if replaced else "add_remove"
 
-    A fixed-size sample, and a promise for replacing one, is accounted for replacing one; anything
-    else for adding or removing one. Releases that cost nothing are not among the events.
+
+def rounds_within(
+    budget: float, defense: Defense, weights: Weights, setting: Setting, delta: float
+) -> int:
+    """Rounds of the planned training that cost its model's holder at most epsilon `budget`.
+
+    Raises:
+        LeakbenchError: the defense promises nothing, or not even one round is within the budget.
     """
     promise = defense.guarantee("model", weights, setting)
     events = defense.events(weights, setting)
-    replaced = setting.sampling == "fixed_size" or promise.relation == "replace_one"
-    relation: Relation = "replace_one" if replaced else "add_remove"
+    if not events:
+        reason = promise.reason or "the defense states no releases"
+        raise LeakbenchError(f"stop_epsilon: defense '{defense.name}' has no epsilon: {reason}")
+    within = steps_within(budget, events, delta, relation=_relation(promise, setting))
+    rounds = within // (sum(event.steps for event in events) // setting.rounds)
+    if not rounds:
+        raise LeakbenchError(
+            f"stop_epsilon: one round of defense '{defense.name}' costs more than {budget:g}; "
+            "raise the budget or the noise"
+        )
+    return rounds
+
+
+def privacy_of(
+    defense: Defense,
+    weights: Weights,
+    setting: Setting,
+    delta: float,
+    rounds: int | None = None,
+) -> dict[str, Any]:
+    """Epsilon of a training for who holds the model after so many rounds, and what it rests on.
+
+    rounds: of the planned ones of the setting; None: all. Releases that cost nothing are not among
+    the events.
+    """
+    promise = defense.guarantee("model", weights, setting)
+    events = defense.events(weights, setting)
+    if rounds is not None and rounds < setting.rounds:
+        steps = sum(event.steps for event in events) // setting.rounds
+        events = first_steps(events, rounds * steps)
+    relation = _relation(promise, setting)
     spent = account.epsilon(
         events, delta, relation=relation, level=promise.level, assumptions=promise.assumptions
     )
     if not events:
         reason = promise.reason or "the defense states no releases"
-        spent = dataclasses.replace(spent, epsilon=None, level="none", reason=reason)
+        spent = replace(spent, epsilon=None, level="none", reason=reason)
     found = spent.as_dict()
     if found["epsilon"] is not None:
         # numpy's last digits are the processor's; they must not make two records of one result.
@@ -228,6 +366,9 @@ def privacy_of(
 
 
 def _flags(promise: Guarantee, setting: Setting) -> list[str]:
-    """Where the training is not what accountants like to assume: a fresh draw in every step."""
-    amplified = promise.level != "instance" or setting.draws_anew
-    return [] if amplified else ["not_amplified"]
+    """Where the training is not what accountants like to assume: a fresh draw in every step, of
+    examples that one client has."""
+    if promise.level != "instance":
+        return []
+    flags = [] if setting.draws_anew else ["not_amplified"]
+    return [*flags, *(["shared_examples"] if setting.holders_a_round > 1 else [])]

@@ -15,9 +15,9 @@ from leakbench.federated import train
 from leakbench.records import Run
 from leakbench.registry import load as load_plugin
 from leakbench.runner import run
-from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.suite import resolve
+from leakbench.training_schedule import Schedule
 
 pytestmark = [
     pytest.mark.gpu,

@@ -36,9 +36,9 @@ from leakbench.errors import LeakbenchError
 from leakbench.federated import Trained, train
 from leakbench.modules import ModuleModel
 from leakbench.sampling import Step, partition, sample
-from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
 from leakbench.training import Batch, capture, public_gradients, run_round
+from leakbench.training_schedule import Schedule
 
 DIGITS = data.load("mnist")
 IMAGES, LABELS = DIGITS.train[:240], DIGITS.train_labels[:240]
@@ -436,9 +436,9 @@ def batches_of(defense: Defense, schedule: Schedule, **options: Any) -> list[tup
     seen = []
 
     def listening(*arguments: Any, **named: Any) -> Any:
-        batches, context = arguments[2], arguments[5]
+        batches, context = list(arguments[2]), arguments[5]
         seen.append((context.clients, batches))
-        return run_round(*arguments, **named)
+        return run_round(*arguments[:2], batches, *arguments[3:], **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(federated, "run_round", listening)

@@ -18,8 +18,8 @@ from leakbench.models.relu import ReluNet
 from leakbench.models.sigmoid import SigmoidNet
 from leakbench.modules import ModuleModel
 from leakbench.sampling import partition, sample
-from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams, generator
+from leakbench.training_schedule import Schedule
 from leakbench.weights import Scheme, digest
 
 SHAPES = [(1, 28, 28), (3, 32, 32)]

@@ -40,9 +40,9 @@ from leakbench.errors import LeakbenchError
 from leakbench.federated import setting_of
 from leakbench.privacy.account import epsilon
 from leakbench.sampling import sample
-from leakbench.spec import Schedule
 from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, run_round
+from leakbench.training_schedule import Schedule
 
 UPDATES: list[Observer] = ["server", "type0", "type0_raw", "type1"]
 ONE = {"w": torch.zeros(3)}

@@ -27,9 +27,10 @@ from leakbench.privacy import pld
 from leakbench.records import Run
 from leakbench.report import cells, costs, renderings
 from leakbench.report.content import Report
-from leakbench.spec import Plan, Schedule
+from leakbench.spec import Plan
 from leakbench.streams import NoiseStreams
 from leakbench.suite import resolve
+from leakbench.training_schedule import Schedule
 
 SUITE = """
 schema = 1

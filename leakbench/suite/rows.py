@@ -10,7 +10,7 @@ from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.data.entries import Source
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.spec import Knowledge, Schedule, canonical
+from leakbench.spec import Knowledge, canonical
 from leakbench.suite.parameters import Layer, Merged, merge
 from leakbench.suite.settings import Setting
 from leakbench.suite.tables import (
@@ -25,6 +25,7 @@ from leakbench.suite.tables import (
     TrainingTable,
     VariantTable,
 )
+from leakbench.training_schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,8 +94,8 @@ class TrainingTable(TomlTable):
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
     `batch_size` examples of its own. `iterations` are rounds. These two and `learning_rate` are a
-    number, or a table by data set. The other keys are those of `spec.Schedule`; they count where
-    the network is trained: in [utility], and before a leak later than the first.
+    number, or a table by data set. The other keys are those of `training_schedule.Schedule`; they
+    count where the network is trained: in [utility], and before a leak later than the first.
     """
 
     mode: Literal["central", "federated"] = "central"
