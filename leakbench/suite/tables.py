@@ -30,10 +30,10 @@ from leakbench.spec import (
     Printed,
     Rule,
     Scalar,
-    Schedule,
     SuiteNote,
     row_name,
 )
+from leakbench.training_schedule import Schedule
 
 Positive = Annotated[int, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
@@ -127,7 +127,7 @@ class TrainingTable(TomlTable):
         return table[dataset if dataset in table else ANY_DATA_SET]
 
     def schedule(self, dataset: str) -> dict[str, Any]:
-        """Arguments of `spec.Schedule` for a data set, for which there must be all numbers."""
+        """Arguments of `Schedule` for a data set, for which there must be all numbers."""
         found = {
             key: of_data_set(value, dataset) if key in BY_DATA_SET else value
             for key, value in self.model_dump(exclude={"mode"}).items()
