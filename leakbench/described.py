@@ -68,13 +68,15 @@ class PlannedCell:
 class PlannedTraining:
     """A utility cell with its resume keys, one a network; `skip` says why none can run.
 
-    undefended: whether its defense does nothing, so that others are measured against it.
+    undefended: whether its defense does nothing, so that others are measured against it. title:
+    the data set's, "" where a manifest does not say.
     """
 
     cell: UtilityCell
     identities: tuple[str, ...]
     skip: str
     undefended: bool = False
+    title: str = ""
 
     def trials(self) -> Iterator[Key]:
         """Resume keys of all its trainings."""

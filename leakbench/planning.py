@@ -231,6 +231,8 @@ def _planned_training(
             cell=cell,
             identities=tuple(f"no-data-{j}" for j in range(plan.utility_networks)),
             skip=f"no data: {error}",
+            undefended=changes_nothing(build_defense(cell)),
+            title=look_up(cell.source).title,
         )
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, utility of '{cell.row}': {error}") from None
@@ -250,4 +252,5 @@ def _planned_training(
         identities=tuple(identities),
         skip="",
         undefended=changes_nothing(build_defense(cell)),
+        title=inputs.title,
     )

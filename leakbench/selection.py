@@ -224,6 +224,8 @@ def check(plan: Plan, criteria: Criteria) -> None:
             one, or too few victims for two halves.
     """
     rules = [rule.name for rule in plan.rules]
+    if not plan.cells:
+        raise LeakbenchError(f"{plan.file}: it attacks nothing, so no setting is known to resist")
     if criteria.rule not in rules:
         raise unknown_name("rule", criteria.rule, rules, f"{plan.file}, rule to choose by")
     if not plan.priced:
@@ -295,7 +297,9 @@ def _choice(
 ) -> Choice:
     first, second = in_halves(plan, planned)
     selection, fresh = (_results(plan, half, records) for half in (first, second))
-    prices = {entry.row: entry for entry in costs.build(plan, trained, records)}
+    prices: dict[str, CostEntry] = {}
+    for entry in costs.build(plan, trained, records):
+        prices.setdefault(entry.defense, entry)  # of several variants the first is chosen by
     labels = {defense.id: defense.label for defense in plan.defenses}
     settings = []
     for defense in dict.fromkeys(each.cell.defense_id for each in planned):

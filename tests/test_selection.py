@@ -214,11 +214,15 @@ def standings(choice: Choice) -> dict[str, str]:
 def price(accuracy: float) -> CostEntry:
     """What a training costs that ends with this accuracy."""
     return CostEntry(
-        dataset="mnist", row="s", label="s", model="mlp", networks=1, planned=1, failed=0, nan=0,
-        reason="", data="sample", examples=3000, rounds=1, clients=1, clients_a_round=1,
-        local_steps=1, batch_size=1, partition=None, accuracy=Interval(accuracy, None, None),
-        curve=((1, accuracy),), privacy=None, seconds_per_iteration=None, printed_accuracy=None,
-        verdict="", times_undefended=None,
+        dataset="mnist", row="s", variant="", defense="s", label="s", convention=None, model="mlp",
+        networks=1, planned=1, failed=0, nan=0, reason="", data="sample", examples=3000, rounds=1,
+        clients=1, clients_a_round=1, local_steps=1, batch_size=1, partition=None, overlap=False,
+        learning_rates=(0.1,), sweep=(), rounds_done=(1,), stopped=("",), stop_accuracy=None,
+        stop_epsilon=None, reached=0, rounds_to_target=Interval(None, None, None),
+        accuracy=Interval(accuracy, None, None), curve=((1, accuracy),), privacy=None,
+        seconds_per_iteration=None, seconds_per_client=None, printed_accuracy=None, verdict="",
+        times_undefended=None, printed_times_undefended=None, printed_seconds=None,
+        seconds_verdict="", printed_rounds=None, rounds_verdict="",
     )  # fmt: skip
 
 

@@ -201,10 +201,22 @@ def validate(
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     trials = sum(cell.count for cell in planned if not cell.skip)
-    if networks := sum(len(each.identities) for each in trained if not each.skip):
-        rounds = trained[0].cell.schedule["rounds"]
-        print(f"{networks} trainings of {rounds} rounds each, to report accuracy, epsilon, cost")
+    for reason in dict.fromkeys(each.skip for each in trained if each.skip and not planned):
+        print(f"trainings skipped, {reason}")
+    if training := [each for each in trained if not each.skip]:
+        networks = sum(len(each.identities) for each in training)
+        rounds = _planned_rounds(training)
+        print(f"{networks} trainings of {rounds}, to report accuracy, epsilon, cost")
     print(f"{len(planned)} cells, {trials} trials; {_rough_time(planned, trained)}")
+
+
+def _planned_rounds(trained: list[PlannedTraining]) -> str:
+    """Rounds of trainings, and at how many learning rates, in words."""
+    rounds = [each.cell.schedule["rounds"] for each in trained]
+    fewest, most = min(rounds), max(rounds)
+    words = f"{most} rounds each" if fewest == most else f"{fewest} to {most} rounds"
+    rates = max(len(each.cell.learning_rates) for each in trained)
+    return f"{words}, at {rates} learning rates" if rates else words
 
 
 def _rough_time(planned: list[PlannedCell], trained: list[PlannedTraining]) -> str:
@@ -215,7 +227,8 @@ def _rough_time(planned: list[PlannedCell], trained: list[PlannedTraining]) -> s
         schedule = training.cell.schedule
         examples = schedule["batch_size"] * schedule["clients_a_round"] * schedule["local_steps"]
         networks = 0 if training.skip else len(training.identities)
-        seconds += 1e-3 * networks * schedule["rounds"] * examples
+        rates = len(training.cell.learning_rates) or 1
+        seconds += 1e-3 * networks * rates * schedule["rounds"] * examples
     for planned_cell in planned:
         images = 0 if planned_cell.skip else planned_cell.count
         seconds += 2e-3 * images * planned_cell.budget * planned_cell.cell.observations

@@ -92,6 +92,9 @@ def build(
         for each, item in zip(trials, planned, strict=True)
     )
     datasets = {each.cell.dataset: each.title for each in planned}
+    for training in trained:
+        datasets.setdefault(training.cell.dataset, training.title or training.cell.dataset)
+    priced = costs.build(plan, trained, records)
     return Report(
         suite=plan.name,
         profile=plan.profile,
@@ -107,8 +110,8 @@ def build(
         datasets={name: DatasetEntry(title=title) for name, title in datasets.items()},
         attackers=_attackers(plan),
         cells=cells,
-        costs=costs.build(plan, trained, records),
-        notes=notes_of(plan.notes, cells, rules, label_priors(planned), unmeasured(trials)),
+        costs=priced,
+        notes=notes_of(plan.notes, cells, priced, rules, label_priors(planned), unmeasured(trials)),
         baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
         manifest=dict(manifest),
     )

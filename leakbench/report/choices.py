@@ -10,9 +10,9 @@ from typing import Any
 from leakbench.report.content import CostEntry
 from leakbench.report.measured import LabelledRule, rules_of
 from leakbench.report.renderings import markdown_table
-from leakbench.report.tables import Table
 from leakbench.report.words import (
     DASH,
+    Table,
     compact,
     epsilon_words,
     interval_words,

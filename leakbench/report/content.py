@@ -274,24 +274,49 @@ class FinalEpsilon(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint(Entry):
+    """A learning rate that a network was trained by: accuracy on held-out training data and on
+    test data; `chosen` by the first of them."""
+
+    network: int
+    learning_rate: float
+    held_out: float
+    accuracy: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostEntry(Entry):
-    """What a defense costs on a data set: accuracy, epsilon, time.
+    """What a defense costs on a data set: accuracy, epsilon, rounds, time.
 
     Attributes:
+        row, variant, defense, label: where it stands, and what the row is called.
+        convention: what the noise is added to, where the defense says so.
         networks: trained, of `planned`; `failed` came to nothing, `nan` of the trained ones have
             weights that are not finite.
         reason: why it was skipped, or why one failed.
         data, examples: "full" or "sample", and how many; None without a result.
-        rounds to partition: as in `Schedule`; partition is None with one client.
+        rounds to overlap: as in `Schedule`, as planned; partition is None with one client.
+        learning_rates, rounds_done, stopped: of each trained network, in order; `stopped` by
+            "accuracy" or "epsilon", "" where all rounds were done.
+        sweep: the rates that were tried, network by network.
+        stop_accuracy, stop_epsilon: what ends a training, None where nothing does.
+        reached: networks that reached `stop_accuracy`. rounds_to_target: mean over these.
         accuracy: mean over networks, on held-out examples. curve: (rounds done, mean accuracy).
         privacy: None without a result.
-        seconds_per_iteration: median; times_undefended: in units of the undefended training's.
-        printed_accuracy, verdict: the paper's, and how ours compares; "" where nothing is printed.
+        seconds_per_iteration: of a local step of all clients of a round, median;
+            seconds_per_client: of one client's; times_undefended: in units of the undefended
+            training's.
+        printed_*, *verdict: the paper's, and how ours compares; None and "" where nothing is
+            printed. Times are compared as multiples of the undefended row's.
     """
 
     dataset: str
     row: str
+    variant: str
+    defense: str
     label: str
+    convention: str | None
     model: str
     networks: int
     planned: int
@@ -306,13 +331,28 @@ class CostEntry(Entry):
     local_steps: int
     batch_size: int
     partition: str | None
+    overlap: bool
+    learning_rates: tuple[float, ...]
+    sweep: tuple[SweepPoint, ...]
+    rounds_done: tuple[int, ...]
+    stopped: tuple[str, ...]
+    stop_accuracy: float | None
+    stop_epsilon: float | None
+    reached: int
+    rounds_to_target: Interval
     accuracy: Interval
     curve: tuple[tuple[int, float], ...]
     privacy: FinalEpsilon | None
     seconds_per_iteration: float | None
+    seconds_per_client: float | None
     printed_accuracy: str | None
     verdict: str
     times_undefended: float | None
+    printed_times_undefended: float | None
+    printed_seconds: str | None
+    seconds_verdict: str
+    printed_rounds: str | None
+    rounds_verdict: str
 
     @property
     def complete(self) -> bool:
@@ -334,8 +374,8 @@ class Note(Entry):
     datasets: tuple[str, ...] | None = None
     rows: tuple[str, ...] | None = None
 
-    def about(self, cell: ReportCell) -> bool:
-        """Whether it is about the row of this cell; one about everything is about no row."""
+    def about(self, cell: ReportCell | CostEntry) -> bool:
+        """Whether it is about this row of a table; one about everything is about no row."""
         if self.rows is None or cell.row not in self.rows:
             return False
         return self.datasets is None or cell.dataset in self.datasets
@@ -347,7 +387,8 @@ class Report(Entry):
 
     Attributes:
         planned: trials of all cells. networks, victims: of each cell.
-        cells: in the order of the suite. costs: one a data set and defense that was trained.
+        cells: in the order of the suite, none of a suite that only trains. costs: one a data set,
+            variant and defense that was trained.
         baselines: by data set, over all its victims.
         manifest: of the run, as it was written.
     """

@@ -1,109 +1,235 @@
-"""Records of trainings -> what each defense costs: accuracy, epsilon, time."""
+"""Records of trainings -> what each defense costs: accuracy, epsilon, rounds, time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from leakbench.described import PlannedTraining
 from leakbench.records import Key, Record
-from leakbench.report.content import CostEntry, FinalEpsilon
-from leakbench.spec import JUDGED, Plan
-from leakbench.statistics import mean_interval, rate_verdict
+from leakbench.report.content import CostEntry, FinalEpsilon, SweepPoint
+from leakbench.spec import JUDGED, Plan, PrintedUtility
+from leakbench.statistics import Interval, mean_interval, rate_verdict, ratio_verdict
 
 TOLERANCE = 0.03
 """An accuracy is reproduced if its 90 % interval lies within so much of the printed one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """A utility cell with its records, network by network, and what is printed of it."""
+
+    planned: PlannedTraining
+    found: tuple[Record, ...]
+    printed: PrintedUtility
+    of_rounds: int
+
+    @property
+    def judged(self) -> list[Record]:
+        """Records of networks that were trained."""
+        return [record for record in self.found if record["status"] in JUDGED]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were planned."""
+        return int(self.planned.cell.schedule["rounds"])
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Data set and variant: the undefended row there is what times are compared with."""
+        return self.planned.cell.dataset, self.planned.cell.variant
+
+    def reached(self) -> list[int]:
+        """Rounds after which networks reached the target accuracy, of those that did."""
+        return [int(r["rounds"]) for r in self.judged if r.get("stopped") == "accuracy"]
+
+    def seconds(self, name: str = "seconds_per_iteration") -> dict[int, float]:
+        """Network -> time of a local step, of those that have one."""
+        times = {r.get("network", 0): (r.get("host") or {}).get(name) for r in self.judged}
+        return {network: value for network, value in times.items() if value}
+
+
 def build(
     plan: Plan, planned: Sequence[PlannedTraining], records: Mapping[Key, Record]
 ) -> tuple[CostEntry, ...]:
-    """One entry a utility cell; times also as multiples of the undefended training's."""
-    entries = [_entry(plan, each, records) for each in planned]
-    plain = {
-        entry.dataset: entry.seconds_per_iteration
-        for entry, each in zip(entries, planned, strict=True)
-        if each.undefended and entry.seconds_per_iteration
-    }
-    return tuple(
-        replace(each, times_undefended=_ratio(each.seconds_per_iteration, plain.get(each.dataset)))
-        for each in entries
+    """One entry a utility cell; times also as multiples of the undefended training's.
+
+    That is the first row of the same data set and variant whose defense does nothing.
+    """
+    trained = [_trained(plan, each, records) for each in planned]
+    plain: dict[tuple[str, str], _Trained] = {}
+    for each in trained:
+        if each.planned.undefended:
+            plain.setdefault(each.place, each)
+    return tuple(_entry(each, plain.get(each.place)) for each in trained)
+
+
+def _trained(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) -> _Trained:
+    cell = planned.cell
+    printed = plan.printed_utility.get((cell.dataset, cell.row))
+    if printed is None:
+        printed = PrintedUtility(
+            dataset=cell.dataset, defense=cell.defense_id, variant=cell.variant
+        )
+    return _Trained(
+        planned=planned,
+        found=tuple(records[key] for key in planned.trials() if key in records),
+        printed=printed,
+        of_rounds=printed.of_rounds or plan.printed_rounds,
     )
+
+
+def _entry(trained: _Trained, plain: _Trained | None) -> CostEntry:
+    cell, found, judged = trained.planned.cell, trained.found, trained.judged
+    printed = trained.printed
+    first: Record = judged[0] if judged else {}
+    schedule = cell.schedule
+    reached = trained.reached()
+    seconds = _median(trained.seconds())
+    return CostEntry(
+        dataset=cell.dataset,
+        row=cell.row,
+        variant=cell.variant,
+        defense=cell.defense_id,
+        label=cell.label,
+        convention=cell.convention,
+        model=cell.model,
+        networks=len(judged),
+        planned=len(trained.planned.identities),
+        failed=len(found) - len(judged),
+        nan=sum(record["status"] == "nan" for record in judged),
+        reason=trained.planned.skip or next((r["reason"] for r in found if r["reason"]), ""),
+        data=first.get("data"),
+        examples=first.get("examples"),
+        rounds=trained.rounds,
+        clients=schedule["clients"],
+        clients_a_round=schedule["clients_a_round"],
+        local_steps=schedule["local_steps"],
+        batch_size=schedule["batch_size"],
+        partition=schedule["partition"] if schedule["clients"] > 1 else None,
+        overlap=bool(schedule.get("overlap")),
+        learning_rates=_rates(cell.schedule, judged),
+        sweep=_sweep(judged),
+        rounds_done=tuple(int(record.get("rounds") or 0) for record in judged),
+        stopped=tuple(str(record.get("stopped") or "") for record in judged),
+        stop_accuracy=cell.stop_accuracy,
+        stop_epsilon=cell.stop_epsilon,
+        reached=len(reached),
+        rounds_to_target=mean_interval([[float(rounds)] for rounds in reached]),
+        accuracy=mean_interval([[float(record["accuracy"])] for record in judged]),
+        curve=_mean_curve(judged),
+        privacy=FinalEpsilon.of(first.get("privacy")),
+        seconds_per_iteration=seconds,
+        seconds_per_client=_median(trained.seconds("seconds_per_client")),
+        printed_accuracy=printed.accuracy,
+        verdict=_accuracy_verdict(trained),
+        times_undefended=_ratio(seconds, None if plain is None else _median(plain.seconds())),
+        printed_times_undefended=None if plain is None else _printed_ratio(trained, plain),
+        printed_seconds=printed.seconds_per_iteration,
+        seconds_verdict="" if plain is None else _seconds_verdict(trained, plain),
+        printed_rounds=printed.rounds,
+        rounds_verdict=_rounds_verdict(trained),
+    )
+
+
+def _rates(schedule: Mapping[str, Any], judged: Sequence[Record]) -> tuple[float, ...]:
+    """The learning rate of every network: the one its sweep chose, or the schedule's."""
+    return tuple(float(r.get("learning_rate") or schedule["learning_rate"]) for r in judged)
+
+
+def _sweep(judged: Sequence[Record]) -> tuple[SweepPoint, ...]:
+    """Every rate that was tried, network by network."""
+    return tuple(
+        SweepPoint(
+            network=record.get("network", 0),
+            learning_rate=rate,
+            held_out=held_out,
+            accuracy=accuracy,
+            chosen=rate == record.get("learning_rate"),
+        )
+        for record in judged
+        for rate, held_out, accuracy in record.get("sweep") or ()
+    )
+
+
+def _mean_curve(judged: Sequence[Record]) -> tuple[tuple[int, float], ...]:
+    """(rounds done, mean accuracy over the networks that were measured then)."""
+    points: dict[int, list[float]] = {}
+    for record in judged:
+        for rounds, share in record["curve"]:
+            points.setdefault(int(rounds), []).append(share)
+    return tuple((rounds, round(fmean(shares), 6)) for rounds, shares in sorted(points.items()))
+
+
+def _median(seconds: Mapping[int, float]) -> float | None:
+    return median(seconds.values()) if seconds else None
 
 
 def _ratio(own: float | None, other: float | None) -> float | None:
     return own / other if own and other else None
 
 
-def _entry(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) -> CostEntry:
-    cell = planned.cell
-    found = [records[key] for key in planned.trials() if key in records]
-    judged = [record for record in found if record["status"] in JUDGED]
-    printed = plan.printed_utility.get((cell.dataset, cell.row))
-    first: Record = judged[0] if judged else {}
-    schedule = cell.schedule
-    return CostEntry(
-        dataset=cell.dataset,
-        row=cell.row,
-        label=cell.label,
-        model=cell.model,
-        networks=len(judged),
-        planned=len(planned.identities),
-        failed=len(found) - len(judged),
-        nan=sum(record["status"] == "nan" for record in judged),
-        reason=planned.skip or next((r["reason"] for r in found if r["reason"]), ""),
-        data=first.get("data"),
-        examples=first.get("examples"),
-        rounds=schedule["rounds"],
-        clients=schedule["clients"],
-        clients_a_round=schedule["clients_a_round"],
-        local_steps=schedule["local_steps"],
-        batch_size=schedule["batch_size"],
-        partition=schedule["partition"] if schedule["clients"] > 1 else None,
-        accuracy=mean_interval([[float(record["accuracy"])] for record in judged]),
-        curve=_mean_curve(judged),
-        privacy=FinalEpsilon.of(first.get("privacy")),
-        seconds_per_iteration=_seconds(judged),
-        printed_accuracy=None if printed is None else printed.accuracy,
-        verdict=(
-            ""
-            if printed is None or printed.accuracy is None
-            else _verdict(
-                printed.of_rounds or plan.printed_rounds, schedule, judged, printed.accuracy
-            )
-        ),
-        times_undefended=None,
-    )
+# ------------------------------------------------------------------------------ verdicts
 
 
-def _mean_curve(judged: Sequence[Record]) -> tuple[tuple[int, float], ...]:
-    """(rounds done, mean accuracy over networks)."""
-    points: dict[int, list[float]] = {}
-    for record in judged:
-        for rounds, share in record["curve"]:
-            points.setdefault(rounds, []).append(share)
-    return tuple((rounds, round(fmean(shares), 6)) for rounds, shares in sorted(points.items()))
+def _no_verdict(trained: _Trained) -> str:
+    """Why a training can neither confirm nor refute a printed number; "" if it can."""
+    if trained.rounds < trained.of_rounds:
+        return "fewer rounds"
+    if any(record["data"] == "sample" for record in trained.judged):
+        return "sample data"
+    return ""
 
 
-def _seconds(judged: Sequence[Record]) -> float | None:
-    values = [(record.get("host") or {}).get("seconds_per_iteration") for record in judged]
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _verdict(
-    planned_rounds: int, schedule: Mapping[str, Any], judged: Sequence[Record], printed: str
-) -> str:
-    """Fewer rounds or less data than the paper's can neither confirm nor refute it."""
-    if not judged:
+def _accuracy_verdict(trained: _Trained) -> str:
+    printed, judged = trained.printed.accuracy, trained.judged
+    if printed is None or not judged:
         return ""
     if any(record["status"] == "nan" for record in judged):
         return "weights nan"
-    if schedule["rounds"] < planned_rounds:
-        return "fewer rounds"
-    if any(record["data"] == "sample" for record in judged):
-        return "sample data"
+    if why := _no_verdict(trained):
+        return why
     shares = [[float(record["accuracy"])] for record in judged]
     return rate_verdict(float(printed), mean_interval(shares, level=0.90), TOLERANCE)
+
+
+def _rounds_verdict(trained: _Trained) -> str:
+    """Rounds to the target, as a ratio within a factor 2."""
+    printed, judged = trained.printed.rounds, trained.judged
+    if printed is None or not judged:
+        return ""
+    if why := _no_verdict(trained):
+        return why
+    reached = trained.reached()
+    if missed := len(judged) - len(reached):
+        of = f" by {missed} of {len(judged)} networks" if reached else ""
+        return f"not reached in {trained.rounds} rounds{of}"
+    return ratio_verdict(float(printed), _over_networks([float(rounds) for rounds in reached]))
+
+
+def _printed_ratio(trained: _Trained, plain: _Trained) -> float | None:
+    texts = (trained.printed.seconds_per_iteration, plain.printed.seconds_per_iteration)
+    own, other = (None if text is None else float(text) for text in texts)
+    return _ratio(own, other)
+
+
+def _seconds_verdict(trained: _Trained, plain: _Trained) -> str:
+    """Seconds are another machine's, so multiples of the undefended row's are compared.
+
+    Ours are taken network by network; the rounds say nothing of them.
+    """
+    printed = _printed_ratio(trained, plain)
+    own, other = trained.seconds(), plain.seconds()
+    ratios = [own[network] / other[network] for network in own if network in other]
+    if printed is None or not ratios or trained is plain:
+        return ""
+    return ratio_verdict(printed, _over_networks(ratios))
+
+
+def _over_networks(values: Sequence[float]) -> Interval:
+    """90 % interval over networks; of a single one the number itself, which is all there is."""
+    if len(values) == 1:
+        return Interval(values[0], values[0], values[0])
+    return mean_interval([[value] for value in values], level=0.90)

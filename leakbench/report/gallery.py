@@ -42,8 +42,12 @@ def draw(run: Run, plan: Plan, planned: Sequence[PlannedCell], path: Path) -> li
         Warnings, one sentence each: what could not be shown as the suite asks.
 
     Raises:
-        LeakbenchError: `path` cannot be written.
+        LeakbenchError: the suite attacks nothing; `path` cannot be written.
     """
+    if not planned:
+        raise LeakbenchError(
+            f"{run.folder}: suite '{plan.name}' attacks nothing, so it has no gallery"
+        )
     warnings: list[str] = []
     columns = columns_of(plan)
     rows = _rows(run, plan, planned, columns, warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leakbench.report.content import Note, ReportCell
+from leakbench.report.content import CostEntry, Note, ReportCell
 from leakbench.report.measured import LabelledRule
 from leakbench.spec import SuiteNote
 
@@ -15,6 +15,7 @@ SAME_AS = "same_as: "
 def notes_of(
     remarks: Sequence[SuiteNote],
     cells: Sequence[ReportCell],
+    costs: Sequence[CostEntry],
     rules: Sequence[LabelledRule],
     label_priors: Mapping[str, float],
     unmeasured: Mapping[tuple[str, str], Sequence[str]],
@@ -23,13 +24,13 @@ def notes_of(
 
     Args:
         remarks: The suite's notes.
-        cells: Of the report.
+        cells, costs: Of the report.
         rules: Of the plan.
         label_priors: See `ceilings.label_priors`.
         unmeasured: See `measured.unmeasured`.
     """
     return (
-        *_suite_notes(remarks, cells),
+        *_suite_notes(remarks, [*cells, *costs]),
         *_same_notes(cells),
         *_start_notes(cells, rules),
         *_ceiling_notes(cells),
@@ -48,16 +49,18 @@ def _note(text: str, datasets: Sequence[str], rows: Sequence[str] | None = None)
     return Note(text=text, source="report", datasets=tuple(datasets), rows=about)
 
 
-def _suite_notes(remarks: Sequence[SuiteNote], cells: Sequence[ReportCell]) -> list[Note]:
+def _suite_notes(
+    remarks: Sequence[SuiteNote], rows: Sequence[ReportCell | CostEntry]
+) -> list[Note]:
     """Notes of the suite file about something that is in this report."""
     notes = []
     for remark in remarks:
         about = [
-            cell
-            for cell in cells
-            if (remark.datasets is None or cell.dataset in remark.datasets)
-            and (remark.defenses is None or cell.defense in remark.defenses)
-            and (remark.variants is None or cell.variant in remark.variants)
+            row
+            for row in rows
+            if (remark.datasets is None or row.dataset in remark.datasets)
+            and (remark.defenses is None or row.defense in remark.defenses)
+            and (remark.variants is None or row.variant in remark.variants)
         ]
         if about:
             everywhere = remark.defenses is None and remark.variants is None
@@ -66,7 +69,7 @@ def _suite_notes(remarks: Sequence[SuiteNote], cells: Sequence[ReportCell]) -> l
                     text=remark.text,
                     source="suite",
                     datasets=None if remark.datasets is None else tuple(remark.datasets),
-                    rows=None if everywhere else tuple(dict.fromkeys(c.row for c in about)),
+                    rows=None if everywhere else tuple(dict.fromkeys(row.row for row in about)),
                 )
             )
     return notes

@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import jinja2
 
 from leakbench import frames
-from leakbench.report.content import Report
-from leakbench.report.tables import Table, arrange
+from leakbench.report.content import CostEntry, Report
+from leakbench.report.tables import arrange
+from leakbench.report.words import Table
 
 
 def to_json(report: Report) -> str:
@@ -22,8 +24,25 @@ def to_json(report: Report) -> str:
 
 
 def to_csv(report: Report) -> str:
-    """One row a cell; nested keys joined by dots, lists by semicolons, None is empty."""
-    return frames.to_csv(cell.as_dict() for cell in report.cells)
+    """One row a cell, then one a training; nested keys joined by dots, lists by semicolons.
+
+    What is None is empty. Numbers of trainings stand in columns `training.*` of their own.
+    """
+    return frames.to_csv(
+        [*(cell.as_dict() for cell in report.cells), *map(_as_csv_row, report.costs)]
+    )
+
+
+_OF_A_ROW = ("dataset", "row", "variant", "defense", "label")
+
+
+def _as_csv_row(entry: CostEntry) -> dict[str, Any]:
+    values = entry.as_dict()
+    # Lists of lists and of tables have no form in one field; the JSON holds them.
+    del values["sweep"]
+    values["curve"] = [f"{rounds}:{share}" for rounds, share in entry.curve]
+    named = {name: values.pop(name) for name in _OF_A_ROW}
+    return named | {"training": values}
 
 
 def to_markdown(report: Report) -> str:
@@ -33,7 +52,7 @@ def to_markdown(report: Report) -> str:
     for section in document.sections:
         parts += [f"## {section.title}", *section.above]
         for table in section.tables:
-            parts += [f"**{table.caption}**", markdown_table(table)]
+            parts += _table(table)
         parts += section.below
     if document.notes:
         numbered = enumerate(document.notes, start=1)
@@ -41,8 +60,17 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def to_html(report: Report, gallery_png: bytes | None = None) -> str:
-    """One page that needs nothing from outside; `gallery_png` is embedded."""
+def _table(table: Table) -> list[str]:
+    if not table.folded:
+        return [f"**{table.caption}**", markdown_table(table)]
+    summary = f"<details><summary>{table.caption}</summary>"
+    return [summary, markdown_table(table), "</details>"]
+
+
+def to_html(
+    report: Report, gallery_png: bytes | None = None, training_png: bytes | None = None
+) -> str:
+    """One page that needs nothing from outside; `gallery_png` and `training_png` are embedded."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("leakbench.report"),
         autoescape=True,
@@ -50,12 +78,16 @@ def to_html(report: Report, gallery_png: bytes | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    gallery = None
-    if gallery_png is not None:
-        gallery = "data:image/png;base64," + base64.b64encode(gallery_png).decode("ascii")
     return environment.get_template("report.html.j2").render(
-        document=arrange(report), gallery=gallery
+        document=arrange(report), gallery=_embedded(gallery_png), training=_embedded(training_png)
     )
+
+
+def _embedded(png: bytes | None) -> str | None:
+    """A picture as an address that holds it."""
+    if png is None:
+        return None
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def markdown_table(table: Table) -> str:

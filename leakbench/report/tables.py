@@ -12,19 +12,19 @@ from typing import Any
 
 from leakbench.metrics.rules import kinds
 from leakbench.report.content import CostEntry, Report, ReportCell, RuleEntry
+from leakbench.report.cost_tables import cost_guide, cost_tables
 from leakbench.report.verdicts import OWN_STOP, decisive
 from leakbench.report.words import (
     DASH,
     MARKS,
+    Table,
     attacker_words,
     compact,
-    epsilon_words,
     interval_words,
     model_words,
     noise_words,
+    note_numbers,
     rate_words,
-    share_words,
-    training_words,
     trials_words,
 )
 from leakbench.statistics import Verdict
@@ -38,15 +38,6 @@ _WARNINGS = {
     "gradient_nonfinite": "gradient not finite",
     "gradient_zero": "gradient zero",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Cells of text; a row has as many as the header."""
-
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +80,42 @@ def _one_line(text: str) -> str:
 
 
 def _lead(report: Report) -> tuple[str, ...]:
-    cells = report.cells
-    judged = sum(cell.judged for cell in cells)
-    attacks = ", ".join(dict.fromkeys(cell.attack for cell in cells))
-    models = ", ".join(dict.fromkeys(map(model_words, cells)))
-    taps = ", ".join(dict.fromkeys(cell.leak for cell in cells))
-    run = (
-        f"Suite {report.suite}, profile {report.profile}: attack {attacks} on model {models}, leak "
-        f"{taps}; {report.networks} networks x {report.victims} victims a cell; {judged} of "
-        f"{report.planned} planned trials have a result."
-    )
     attackers = "; ".join(map(attacker_words, report.attackers))
     asked = report.manifest
     overrides = [f"--{k} {asked[k]}" for k in ("attack", "defense") if asked.get(k)]
     overrides += [f"--set {setting}" for setting in asked.get("settings") or ()]
     parts = (
         report.source,
-        run,
-        f"Attackers: {attackers}.",
+        _attacked(report) if report.cells else _trained(report),
+        f"Attackers: {attackers}." if attackers else "",
         f"Not the suite as published: {' '.join(overrides)}." if overrides else "",
         _where(asked),
     )
     return tuple(part for part in parts if part)
+
+
+def _attacked(report: Report) -> str:
+    cells = report.cells
+    judged = sum(cell.judged for cell in cells)
+    attacks = ", ".join(dict.fromkeys(cell.attack for cell in cells))
+    models = ", ".join(dict.fromkeys(map(model_words, cells)))
+    taps = ", ".join(dict.fromkeys(cell.leak for cell in cells))
+    return (
+        f"Suite {report.suite}, profile {report.profile}: attack {attacks} on model {models}, leak "
+        f"{taps}; {report.networks} networks x {report.victims} victims a cell; {judged} of "
+        f"{report.planned} planned trials have a result."
+    )
+
+
+def _trained(report: Report) -> str:
+    """Of a suite that attacks nothing."""
+    models = ", ".join(dict.fromkeys(entry.model for entry in report.costs))
+    done = sum(entry.networks for entry in report.costs)
+    planned = sum(entry.planned for entry in report.costs)
+    return (
+        f"Suite {report.suite}, profile {report.profile}: trainings of model {models}, nothing is "
+        f"attacked; {done} of {planned} planned trainings have a result."
+    )
 
 
 def _where(manifest: Mapping[str, Any]) -> str:
@@ -137,6 +142,12 @@ def _where(manifest: Mapping[str, Any]) -> str:
 
 
 def _guide(report: Report) -> tuple[str, ...]:
+    return (*_attack_guide(report), *cost_guide(report.costs, attacked=bool(report.cells)))
+
+
+def _attack_guide(report: Report) -> tuple[str, ...]:
+    if not report.cells:
+        return ()
     paper = [rule.label for rule in _readings(report)]
     lines = [
         "Rates judge what the attack returned, with 95 % intervals over networks, then victims; "
@@ -156,21 +167,6 @@ def _guide(report: Report) -> tuple[str, ...]:
             "LPIPS is the median perceptual distance by AlexNet's features, of images enlarged to "
             "64 pixels; lower is nearer."
         )
-    if report.costs:
-        lines += [
-            "Leakage, accuracy, privacy and cost: 'worst attack' is the highest rate of all "
-            "attacks and attackers on the defense. Accuracy is that of a network trained with it "
-            "(last column: network, rounds, clients, L local steps on B examples, data), on "
-            "held-out examples; the network that is attacked may be another. 's an iteration' is "
-            "the wall time of a local step of all clients of a round, on a machine that may do "
-            "other things.",
-            "Epsilon holds for who has the final model. 'not amplified': accountants amplify by "
-            "sampling where every step draws its examples anew; here clients are drawn, once a "
-            "round, and an example counts as if it took part in every round. "
-            f"Printed accuracies: {MARKS['reproduced']} within 0.03, "
-            f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
-            "nothing.",
-        ]
     if any(cell.printed is not None for cell in report.cells):
         lines.append(
             f"Beside the printed numbers: {MARKS['reproduced']} reproduced, "
@@ -184,14 +180,20 @@ def _guide(report: Report) -> tuple[str, ...]:
 def _section(report: Report, dataset: str) -> Section:
     cells = [cell for cell in report.cells if cell.dataset == dataset]
     title = f"{report.datasets[dataset].title} ({dataset})"
+    costs = [entry for entry in report.costs if entry.dataset == dataset]
+    of_costs = cost_tables(report, cells, costs) if costs else []
     measured = [cell for cell in cells if cell.networks]
     if not measured:
-        reasons = ", ".join(dict.fromkeys(cell.reason for cell in cells if cell.reason))
+        waiting: Sequence[ReportCell | CostEntry] = cells or costs
+        reasons = ", ".join(dict.fromkeys(entry.reason for entry in waiting if entry.reason))
         above = f"Not run: {reasons}" if reasons else "No trial has a result yet."
+        if any(entry.networks for entry in costs):
+            above = "" if not cells else f"Attacks: {above[0].lower()}{above[1:]}"
+            return Section(
+                title=title, above=(above,) if above else (), tables=tuple(of_costs), below=()
+            )
         return Section(title=title, above=(above,), tables=(), below=())
-    tables = [_leakage_table(report, cells), _effort_table(report, cells)]
-    if costs := [entry for entry in report.costs if entry.dataset == dataset]:
-        tables.insert(0, _cost_table(report, cells, costs))
+    tables = [*of_costs, _leakage_table(report, cells), _effort_table(report, cells)]
     if any(cell.printed is not None for cell in cells):
         tables.append(_printed_table(report, cells))
     baselines = report.baselines[dataset]
@@ -228,7 +230,7 @@ def _leakage_table(report: Report, cells: Sequence[ReportCell]) -> Table:
         if paper:
             row.append(" / ".join(rate_words(cell.asr[rule.name].value) for rule in paper))
         errors = f"{compact(cell.mse)}; {compact(cell.mse_clamped)}"
-        row += [errors, _note_numbers(report, cell)]
+        row += [errors, note_numbers(report.notes, cell)]
         rows.append(tuple(row))
     return Table(caption="Leakage: success rates", header=tuple(header), rows=tuple(rows))
 
@@ -236,45 +238,6 @@ def _leakage_table(report: Report, cells: Sequence[ReportCell]) -> Table:
 def _readings(report: Report) -> list[RuleEntry]:
     """Rules that are a paper's own; one that is ours too has a column to itself."""
     return [rule for rule in report.rules if rule.paper and kinds()[rule.kind].bare]
-
-
-def _cost_table(report: Report, cells: Sequence[ReportCell], costs: Sequence[CostEntry]) -> Table:
-    """A row a defense: what the worst attack of the panel gets, and what the defense costs."""
-    ours = [rule for rule in report.rules if not kinds()[rule.kind].bare]
-    header = (
-        *("method", *(f"worst attack, {rule.label}" for rule in ours)),
-        *("accuracy", "printed", "curve (rounds: accuracy)", "epsilon of the final model"),
-        *("s an iteration", "x undefended", "trained"),
-    )
-    rows = []
-    for entry in costs:
-        attacked = [cell for cell in cells if cell.defense == entry.row]
-        failed = f"{entry.failed} failed: {entry.reason}; " if entry.failed else ""
-        rows.append(
-            (
-                entry.label,
-                *(_worst(attacked, rule.name) for rule in ours),
-                share_words(entry.accuracy) + (" (weights nan)" if entry.nan else ""),
-                f"{entry.printed_accuracy or DASH} {_verdict_mark(entry.verdict)}".rstrip(),
-                " ".join(f"{rounds}: {share:.3f}" for rounds, share in entry.curve) or DASH,
-                epsilon_words(entry.privacy),
-                compact(entry.seconds_per_iteration),
-                compact(entry.times_undefended),
-                failed + (training_words(entry) if entry.networks else entry.reason),
-            )
-        )
-    return Table(caption="Leakage, accuracy, privacy and cost", header=header, rows=tuple(rows))
-
-
-def _worst(cells: Sequence[ReportCell], rule: str) -> str:
-    """The highest rate of any attack on a defense; a defense is as good as that."""
-    rates = [cell.asr[rule] for cell in cells]
-    rated = [(rate.value, rate.high or 0.0, rate) for rate in rates if rate.value is not None]
-    return interval_words(max(rated, key=lambda item: item[:2])[2]) if rated else DASH
-
-
-def _verdict_mark(verdict: str) -> str:
-    return MARKS.get(verdict, f"({verdict})" if verdict else "")
 
 
 def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
@@ -413,9 +376,3 @@ def _warnings(cell: ReportCell) -> str:
     counts = {flag.name: flag.count for flag in cell.flags}
     found = [f"{text} {counts[name]}" for name, text in _WARNINGS.items() if counts.get(name)]
     return ", ".join(found) or DASH
-
-
-def _note_numbers(report: Report, cell: ReportCell) -> str:
-    """Numbers of the notes about this row; those about everything are not repeated in each."""
-    numbers = [str(i) for i, note in enumerate(report.notes, start=1) if note.about(cell)]
-    return ", ".join(numbers) or DASH

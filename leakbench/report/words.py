@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from leakbench.report.content import Attacker, CostEntry, FinalEpsilon, ReportCell
+from leakbench.report.content import Attacker, CostEntry, FinalEpsilon, Note, ReportCell
 from leakbench.statistics import Interval
 
 DASH = "-"
@@ -22,6 +24,22 @@ _CONVENTIONS = {
     "mean": "mean, after tap",
     "sum": "sum, after tap",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells of text; a row has as many as the header. folded: shown when it is asked for."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    folded: bool = False
+
+
+def note_numbers(notes: Sequence[Note], row: ReportCell | CostEntry) -> str:
+    """Numbers of the notes about a row; those about everything are not repeated in each."""
+    numbers = [str(i) for i, note in enumerate(notes, start=1) if note.about(row)]
+    return ", ".join(numbers) or DASH
 
 
 def compact(value: float | None) -> str:
@@ -80,14 +98,25 @@ def training_words(entry: CostEntry) -> str:
         return "no result yet"
     clients = ""
     if entry.clients > 1:
+        shared = f"{entry.partition}{', overlapping' if entry.overlap else ''}"
         clients = (
-            f", {entry.clients_a_round} of {entry.clients} clients ({entry.partition}), "
+            f", {entry.clients_a_round} of {entry.clients} clients ({shared}), "
             f"L={entry.local_steps}"
         )
     return (
-        f"{entry.model}, {entry.rounds} rounds{clients}, B={entry.batch_size}, "
+        f"{entry.model}, {_rounds_words(entry)}{clients}, B={entry.batch_size}, "
         f"{entry.data} data ({entry.examples})"
     )
+
+
+def _rounds_words(entry: CostEntry) -> str:
+    """Rounds that were planned, and what ended networks earlier."""
+    early = [
+        f"{rounds} ({why})"
+        for rounds, why in zip(entry.rounds_done, entry.stopped, strict=True)
+        if why
+    ]
+    return f"{entry.rounds} rounds{', stopped after ' if early else ''}{', '.join(early)}"
 
 
 def noise_words(cell: ReportCell) -> str:

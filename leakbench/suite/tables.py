@@ -5,7 +5,6 @@ Names that refer to each other are checked in `checks`, what a table means in `r
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,7 +32,6 @@ from leakbench.spec import (
     SuiteNote,
     row_name,
 )
-from leakbench.training_schedule import Schedule
 
 Positive = Annotated[int, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
@@ -133,9 +131,7 @@ class TrainingTable(TomlTable):
             for key, value in self.model_dump(exclude={"mode"}).items()
         }
         found["rounds"] = found.pop("iterations")
-        found["augment"] = tuple(self.augment)
-        known = {field.name for field in dataclasses.fields(Schedule)}
-        return {key: value for key, value in found.items() if key in known}
+        return found | {"augment": tuple(self.augment)}
 
 
 BY_DATA_SET = ("batch_size", "iterations", "local_steps", "learning_rate", "examples_a_client")
