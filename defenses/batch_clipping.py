@@ -1,8 +1,8 @@
-"""Batch clipping: the mean gradients of subsets are clipped, whole or layer by layer.
+"""Batch clipping: the gradients of subsets are clipped, whole or layer by layer.
 
-Five defenses of Nguyen, Nguyen, Nguyen and van Dijk, "Batch clipping and adaptive layerwise
+Six defenses of Nguyen, Nguyen, Nguyen and van Dijk, "Batch clipping and adaptive layerwise
 clipping for differential private stochastic gradient descent", that differ in what is clipped
-together and to which bound.
+together, to which bound, and by which algorithm a subset's gradient is made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from leakbench.clipping import UPDATES, check_parameters, clip_flat
+from leakbench.clipping import UPDATES, bound_factor, check_parameters, clip_flat
 from leakbench.contracts import (
     Context,
     Defense,
@@ -28,7 +28,7 @@ from leakbench.contracts import (
     Weights,
 )
 from leakbench.errors import LeakbenchError, require_at_least
-from leakbench.parameters import check_kinds
+from leakbench.parameters import check_kinds, require_in
 
 Layer = Literal["tensor", "layer"]
 Names = tuple[str, ...]
@@ -57,17 +57,26 @@ def layers_of(names: Iterable[str], layer: Layer) -> list[Names]:
     return list(found.values())
 
 
-def expected_norms(public: Gradients, parts: Iterable[Names]) -> dict[Names, Tensor]:
-    """e_h = mean over public examples of ||gradient of part h||, each of shape ().
-
-    public: per-example gradients, axes ("client", "example"). A part that public examples hardly
-    move counts as moved by `LEAST_RATIO` of the largest e_h, and as `LEAST_NORM` where none moves;
-    inf or nan anywhere makes all constants made of the result nan (Zhang's: inf or nan).
-    """
+def norms_of(public: Iterable[Gradients], parts: Iterable[Names]) -> dict[Names, Tensor]:
+    """Norms (rows,) of each part of the gradients, axes ("client", "example"), of all pieces."""
     named = list(parts)
-    means = torch.stack([_of(public, names).flat_norm().mean() for names in named])
+    pieces = [[_of(piece, names).flat_norm().flatten() for names in named] for piece in public]
+    return {
+        names: torch.cat(of_part)
+        for names, of_part in zip(named, zip(*pieces, strict=True), strict=True)
+    }
+
+
+def expected_norms(norms: Mapping[Names, Tensor]) -> dict[Names, Tensor]:
+    """e_h = mean of the norms (rows,) of part h, each of shape ().
+
+    A part that public examples hardly move counts as moved by `LEAST_RATIO` of the largest e_h, and
+    as `LEAST_NORM` where none moves; inf or nan anywhere makes all constants made of the result nan
+    (Zhang's: inf or nan).
+    """
+    means = torch.stack([of_part.mean() for of_part in norms.values()])
     least = (LEAST_RATIO * means.max()).clamp(min=LEAST_NORM)
-    return dict(zip(named, torch.maximum(means, least).unbind(), strict=True))
+    return dict(zip(norms, torch.maximum(means, least).unbind(), strict=True))
 
 
 def similar(norms: Mapping[Names, Tensor], groups: int) -> list[Names]:
@@ -81,6 +90,11 @@ def similar(norms: Mapping[Names, Tensor], groups: int) -> list[Names]:
     widest = sorted(range(len(ratios)), key=lambda place: -ratios[place])[: groups - 1]
     edges = [0, *sorted(place + 1 for place in widest), len(ordered)]
     return [tuple(name for names in ordered[a:b] for name in names) for a, b in pairwise(edges)]
+
+
+def left_of_clip(factor: float, every: int, round: int) -> float:
+    """What is left of a bound in 0-based `round` that is multiplied by `factor` every so many."""
+    return float(factor ** (round // every))
 
 
 def _of(gradients: Gradients, names: Names) -> Gradients:
@@ -106,6 +120,7 @@ class SubsetClipping(Defense):
 
     Guarantee: Gaussian mechanism for replacing one example: one clipped mean moves by up to 2 C_h
     in each of L parts, and all parts in units of their own noise by sqrt(L) / sigma (section 3.2).
+    In round t the bounds are C_h clip_factor^floor(t / clip_every); the noise follows, so mu stays.
     Single gradients are not protected: noise enters behind the type-2 example tap. With s > 1
     nothing is promised under Poisson sampling of examples: one more moves others into the next
     subset, and the mean of a large batch weighs more than 1.
@@ -116,11 +131,14 @@ class SubsetClipping(Defense):
     paper: ClassVar[str] = "Nguyen et al., batch clipping"
     noise_multiplier: float = 0.01875
     subset: int = 0
+    clip_factor: float = 1.0
+    clip_every: int = 1
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self._master(), self.noise_multiplier)
-        for name, least in (("subset", 0), ("groups", 0), ("every", 1)):
+        for name, least in (("subset", 0), ("groups", 0), ("every", 1), ("clip_every", 1)):
             require_at_least(self.name, least, **{name: getattr(self, name, least)})
+        require_in(self.name, "(0, 1]", clip_factor=self.clip_factor)
         check_kinds(self)
 
     @property
@@ -137,7 +155,9 @@ class SubsetClipping(Defense):
         clipped = {
             name: value
             for names, bound in state.items()
-            for name, value in clip_flat(_of(gradients, names), bound).tensors.items()
+            for name, value in clip_flat(
+                _of(gradients, names), bound * self._left(context.round)
+            ).tensors.items()
         }
         return gradients.map(lambda name, _: clipped[name]), state
 
@@ -145,8 +165,18 @@ class SubsetClipping(Defense):
         self, gradients: Gradients, state: Constants, context: Context
     ) -> tuple[Gradients, Constants]:
         share = 2 * self.noise_multiplier / self._subsets(context.batch_size)
-        std = {name: share * bound for name, bound in self._noise_bounds(state).items()}
+        bounds = self._noise_bounds(state, context.round)
+        std = {name: share * bound for name, bound in bounds.items()}
         return context.add_gaussian(gradients, std, "batch"), state
+
+    def scales(self, state: Constants, context: Context) -> dict[str, float]:
+        """Of the part with the largest bound C_h; the sensitivity is that of the sum over it."""
+        largest = max(map(float, self._noise_bounds(state, context.round).values()))
+        return {
+            "clip": largest,
+            "noise_multiplier": self.noise_multiplier,
+            "sensitivity": 2 * largest,
+        }
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         size = self.row_size(setting.batch_size)
@@ -160,7 +190,8 @@ class SubsetClipping(Defense):
             reason = "Poisson sampling fixes neither the members of a subset nor its weight"
             return Guarantee(level="none", reason=reason)
         unit, parts = self._clipped(weights)
-        one = 2 * self._master() / self._subsets(setting.batch_size)
+        master = self._master() * self._left(setting.round)
+        one = 2 * master / self._subsets(setting.batch_size)
         return Guarantee(
             level="instance",
             relation="replace_one",
@@ -181,22 +212,28 @@ class SubsetClipping(Defense):
         share = 2 * self.noise_multiplier / self._subsets(context.batch_size)
         if observer in UPDATES:
             share = context.of_steps(share)
-        return {name: share * float(bound) for name, bound in self._noise_bounds(state).items()}
+        bounds = self._noise_bounds(state, context.round)
+        return {name: share * float(bound) for name, bound in bounds.items()}
 
     def _subsets(self, batch_size: int) -> int:
         """k."""
         return batch_size // self.row_size(batch_size)
 
-    def _noise_bounds(self, state: Constants) -> dict[str, Tensor]:
-        """Parameter name -> the C_h its noise is scaled by."""
-        return _by_name(state)
+    def _left(self, round: int) -> float:
+        """What decay has left of the bounds in this round."""
+        return left_of_clip(self.clip_factor, self.clip_every, round)
+
+    def _noise_bounds(self, state: Constants, round: int) -> dict[str, Tensor]:
+        """Parameter name -> the C_h its noise is scaled by in this round."""
+        left = self._left(round)
+        return {name: bound * left for name, bound in _by_name(state).items()}
 
     def _clipped(self, weights: Weights) -> tuple[Literal["tensor", "layer", "flat"], int]:
         """What is clipped apart, and into how many parts."""
         return "flat", 1
 
     def _master(self) -> float:
-        """C, the bound that sensitivity and noise std are stated for."""
+        """C of the first round, the bound that sensitivity and noise std are stated for."""
         return 1.0
 
     def _assumptions(self, size: int) -> tuple[str, ...]:
@@ -217,6 +254,8 @@ class BatchClip(SubsetClipping):
         clip: C (paper: 0.095 in sections 4.1, 4.5 and A.4, but 0.0095 in 4.2 to 4.4).
         noise_multiplier: sigma; the noise on the sum has std 2 C sigma.
         subset: s examples a subset; 0: the whole batch (BC, k = 1), 1: single examples (IC).
+        clip_factor, clip_every: every so many rounds C is multiplied by the factor (paper, A.3:
+            0.9 every epoch; elsewhere 1, no decay).
     """
 
     name: ClassVar[str] = "batch_clip"
@@ -236,7 +275,8 @@ class BatchClipLayerwise(SubsetClipping):
     As `batch_clip`, with L parts of bound C_h = C and mu = sqrt(L) / sigma a step.
 
     Args:
-        clip: C of every layer. noise_multiplier, subset: see `batch_clip`.
+        clip: C of every layer.
+        noise_multiplier, subset, clip_factor, clip_every: see `batch_clip`.
         layer: "tensor" clips weight and bias of a layer apart, "layer" together.
     """
 
@@ -259,7 +299,10 @@ class PublicClipping(SubsetClipping):
     """Base: constants from the expected layer norms e_h of public examples (section 3.3).
 
     on_round: in round 0 and every `every` rounds after it, e_h at the round's weights and the
-    constants from it; before that every e_h counts as 1. With `groups` > 0 layers are joined into
+    constants from it; before that every e_h counts as 1. e_h is the mean norm of what is clipped:
+    of the gradients of public subsets of s examples, so of batches through the network as it is in
+    training where s = B, which is what BatchNorm needs, and of single examples where s = 1. (The
+    paper writes single examples even for batches.) With `groups` > 0 layers are joined into
     so many groups of similar e_h (appendix B.1; see `similar`), each then a layer of its own: its
     e is the mean norm of the group's gradient, which sqrt(sum e_h^2) of its layers falls short of.
 
@@ -285,9 +328,16 @@ class PublicClipping(SubsetClipping):
                 f"{self.name}: round {context.round} needs the gradients of public examples for "
                 "the layers' norms, and the context has none"
             )
-        public = context.public(weights)
-        layers = expected_norms(public, layers_of(weights, self.layer))
-        return self._constants(expected_norms(public, self._joined(layers)))
+        public = context.public(weights, self.row_size(context.batch_size))
+        norms = norms_of(public, layers_of(weights, self.layer))
+        if self.groups:  # a group's norm is that of its layers' norms
+            norms = {
+                group: torch.linalg.vector_norm(
+                    torch.stack([norms[names] for names in norms if names[0] in group]), dim=0
+                )
+                for group in self._joined(expected_norms(norms))
+            }
+        return self._constants(expected_norms(norms))
 
     def _joined(self, norms: Mapping[Names, Tensor]) -> list[Names]:
         return similar(norms, self.groups) if self.groups else list(norms)
@@ -319,7 +369,8 @@ class BatchClipALC(PublicClipping):
 
     Args:
         clip: the master constant C, of the layer with the largest e_h (paper: see `batch_clip`).
-        noise_multiplier, subset: see `batch_clip`. layer: see `batch_clip_layerwise`.
+        noise_multiplier, subset, clip_factor, clip_every: see `batch_clip`.
+        layer: see `batch_clip_layerwise`.
         groups: of layers clipped together; 0: each layer apart.
         every: rounds between two looks at the public data (paper: an epoch).
     """
@@ -345,7 +396,9 @@ class BatchClipZhang(PublicClipping):
     inf as well.
 
     Args:
-        noise_multiplier, subset, layer, groups, every: see `batch_clip_alc`.
+        noise_multiplier, subset, clip_factor, clip_every: see `batch_clip`; the factor multiplies
+            every e_h.
+        layer, groups, every: see `batch_clip_alc`.
     """
 
     name: ClassVar[str] = "batch_clip_zhang"
@@ -371,7 +424,8 @@ class BatchClipFactors(PublicClipping):
     Args:
         clip: C of the multiplied gradient, whose layers all have expected norm max e: the paper
             expects to need sqrt(L) (or sqrt(groups)) times that of `batch_clip_alc` and gives none.
-        noise_multiplier, subset, layer, every: see `batch_clip_alc`.
+        noise_multiplier, subset, clip_factor, clip_every: see `batch_clip`.
+        layer, every: see `batch_clip_alc`.
         groups: of layers that share a factor; 0: each has its own.
     """
 
@@ -382,10 +436,11 @@ class BatchClipFactors(PublicClipping):
         self, gradients: Gradients, state: Constants, context: Context
     ) -> tuple[Gradients, Constants]:
         norm = gradients.scale(_by_name(state)).flat_norm()
-        return gradients.scale(self.clip / norm.clamp(min=self.clip)), state
+        return gradients.scale(bound_factor(norm, self.clip * self._left(context.round))), state
 
-    def _noise_bounds(self, state: Constants) -> dict[str, Tensor]:
-        return {name: self.clip / factor for name, factor in _by_name(state).items()}
+    def _noise_bounds(self, state: Constants, round: int) -> dict[str, Tensor]:
+        clip = self.clip * self._left(round)
+        return {name: clip / factor for name, factor in _by_name(state).items()}
 
     def _constants(self, norms: Mapping[Names, Tensor]) -> Constants:
         largest = torch.stack(list(norms.values())).max()

@@ -325,10 +325,12 @@ class _Tap:
             batch_size=size,
             clients=clients,
             noise=noise,
-            public=lambda _: Gradients(
-                {k: v[None, None] / size for k, v in self.canary.tensors.items()},
-                ("client", "example"),
-            ),
+            public=lambda *_: [
+                Gradients(
+                    {k: v[None, None] / size for k, v in self.canary.tensors.items()},
+                    ("client", "example"),
+                )
+            ],
         )
 
     def _run(self, steps: Sequence[_Step], context: Context) -> Gradients:

@@ -40,7 +40,7 @@ def clip_tensors(gradients: Gradients, bound: Bound) -> Gradients:
     M tensors, not C.
     """
     factors = {
-        name: _factor(norm, bound[name] if isinstance(bound, Mapping) else bound)
+        name: bound_factor(norm, bound[name] if isinstance(bound, Mapping) else bound)
         for name, norm in gradients.norms().items()
     }
     return gradients.scale(factors)
@@ -51,10 +51,11 @@ def clip_flat(gradients: Gradients, bound: Tensor | float) -> Gradients:
 
     Same edge cases as `clip_tensors`.
     """
-    return gradients.scale(_factor(gradients.flat_norm(), bound))
+    return gradients.scale(bound_factor(gradients.flat_norm(), bound))
 
 
-def _factor(norm: Tensor, bound: Tensor | float) -> Tensor:
+def bound_factor(norm: Tensor, bound: Tensor | float) -> Tensor:
+    """bound / norm, which scales a gradient of this norm down to it; exactly 1 under the bound."""
     # An attack differentiates this: the quotient must stay finite, and so must its derivative in
     # the branch not taken (limit / norm^2 overflows long before the norm reaches 0).
     limit = torch.as_tensor(bound, dtype=norm.dtype, device=norm.device)

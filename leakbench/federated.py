@@ -21,9 +21,9 @@ from torch import Tensor
 from leakbench.contracts import (
     Context,
     Defense,
-    Gradients,
     Model,
     NoiseSource,
+    PublicGradients,
     Setting,
     State,
     Weights,
@@ -132,11 +132,6 @@ def check(
                 f"defense '{defense.name}': clips single examples, which batch normalisation "
                 "mixes; use GroupNorm, or a defense that clips batches"
             )
-        if defense.needs_public:
-            raise LeakbenchError(
-                f"defense '{defense.name}': needs gradients of single public examples, which batch "
-                "normalisation mixes; use GroupNorm, or a defense without"
-            )
         if poisson:
             raise LeakbenchError(
                 "training: batch normalisation would mix in the padding of batches of unequal "
@@ -160,7 +155,7 @@ def train(
     seed: int,
     noise: NoiseSource,
     axes: tuple[str | int, ...] = (),
-    public: Callable[[Weights], Gradients] | None = None,
+    public: PublicGradients | None = None,
     evaluate: Callable[[Weights], float] | None = None,
     evaluate_at: Collection[int] = (),
     keep: Collection[int] = (),

@@ -6,7 +6,7 @@ from one `Tap`. Trials, contract tests and `leakbench.api` all make their leaks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -22,6 +22,7 @@ from leakbench.contracts import (
     Model,
     NoiseSource,
     Observation,
+    PublicGradients,
     Replay,
     State,
     Weights,
@@ -75,7 +76,7 @@ class Tap:
         round: int,
         clients: tuple[int, ...],
         noise: NoiseSource | None,
-        public: Callable[[Weights], Gradients] | None = None,
+        public: PublicGradients | None = None,
     ) -> Context:
         """What hooks are told in a round; see `contracts.Context`."""
         return Context(
@@ -99,7 +100,7 @@ class Tap:
         weights: Weights,
         state: State,
         round: int = 0,
-        public: Callable[[Weights], Gradients] | None = None,
+        public: PublicGradients | None = None,
     ) -> Look:
         """The look at `weights` in a round that the defense enters with `state`.
 

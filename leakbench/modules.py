@@ -81,10 +81,7 @@ class ModuleModel:
         True with a BatchNorm that normalises by the batch, which one without running statistics
         does in training and evaluation alike.
         """
-        return self.mixed or any(
-            isinstance(layer, _BatchNorm) and layer.running_mean is None
-            for layer in self.module.modules()
-        )
+        return self.mixed or bool(_by_batch(self.module))
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -116,6 +113,44 @@ class ModuleModel:
 def fixed_of(model: Model) -> dict[str, Tensor]:
     """What decides a model's gradients beside its weights: `ModuleModel.fixed`, else nothing."""
     return model.fixed if isinstance(model, ModuleModel) else {}
+
+
+def settled(model: Model, weights: Weights, inputs: Tensor, batch_size: int) -> Model:
+    """The network as it is used when it is trained: each BatchNorm normalises by fixed statistics.
+
+    They are those of batches of `inputs` (n, *input shape), each normalised by itself as in
+    training: the mean over batches of means and of variances with denominator b - 1, which are
+    torch's running statistics with momentum None. So an example's answer depends on no other one of
+    its batch, and where `inputs` are public the statistics cost no privacy. A rest of less than
+    `batch_size` is left out, unless it is all there is. A model without a BatchNorm by the batch at
+    hand comes back as it is.
+    """
+    if not isinstance(model, ModuleModel) or not _by_batch(model.module):
+        return model
+    module = copy.deepcopy(model.module)
+    layers = _by_batch(module)
+    for layer in layers:
+        layer.track_running_stats, layer.momentum = True, None
+        layer.running_mean = inputs.new_zeros(layer.num_features)
+        layer.running_var = inputs.new_ones(layer.num_features)
+        layer.num_batches_tracked = torch.tensor(0, device=inputs.device)
+        layer.train()
+    given = {**weights, **model.fixed}
+    size = min(batch_size, len(inputs))
+    with torch.no_grad():
+        for batch in inputs[: len(inputs) // size * size].split(size):
+            torch.func.functional_call(module, given, (batch,))
+    for layer in layers:
+        layer.eval()
+    return ModuleModel(
+        module=module, head=model.head, loss=model.loss, scheme=model.scheme, mixed=model.mixed
+    )
+
+
+def _by_batch(module: nn.Module) -> list[_BatchNorm]:
+    """Layers that normalise by the batch at hand: without running statistics in either mode."""
+    layers = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
+    return [layer for layer in layers if layer.running_mean is None]
 
 
 def _free(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

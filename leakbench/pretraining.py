@@ -37,7 +37,10 @@ def pretrain(
 
 
 def accuracy(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> float:
-    """Share of `inputs` that the network classifies right."""
+    """Share of `inputs` that the network classifies right.
+
+    Where a BatchNorm takes the batch at hand, that is every 500 of `inputs`; see `modules.settled`.
+    """
     with torch.no_grad():
         found = [predictions(model.loss, model.logits(weights, x)) for x in inputs.split(500)]
     return float((torch.cat(found) == labels).float().mean())

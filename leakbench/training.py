@@ -6,7 +6,7 @@ path on an attacker's dummy inputs, `federated` runs it round after round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from leakbench.contracts import (
     Gradients,
     LeakPoint,
     Model,
+    PublicGradients,
     State,
     Weights,
     concatenate,
@@ -300,13 +301,20 @@ def _aggregate(update: Gradients, shares: Tensor | None) -> dict[str, Tensor]:
     return {k: v.sum(dim=0) for k, v in scaled.tensors.items()}
 
 
-def public_gradients(
-    model: Model, inputs: Tensor, labels: Tensor
-) -> Callable[[Weights], Gradients]:
+def public_gradients(model: Model, inputs: Tensor, labels: Tensor) -> PublicGradients:
     """`Context.public` of these public examples (m, *input shape) with labels (m,)."""
 
-    def gradients(weights: Weights) -> Gradients:
-        return per_example(model, weights, inputs[None], labels[None], chunk_size=256)
+    def gradients(weights: Weights, size: int) -> Iterator[Gradients]:
+        size = min(size, len(inputs))
+        at_once = max(AT_ONCE // _example_bytes(weights, stacked=False), 1) * size
+        usable = len(inputs) // size * size
+        for start in range(0, usable, at_once):
+            some = slice(start, min(start + at_once, usable))
+            given = (model, weights, inputs[None, some], labels[None, some])
+            if size == 1:
+                yield per_example(*given, chunk_size=256)
+            else:
+                yield of_subsets(*given, size)
 
     return gradients
 

@@ -21,6 +21,7 @@ from leakbench.data.datasets import as_unit, load_full
 from leakbench.data.entries import Source
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.federated import Trained, check, setting_of, train
+from leakbench.modules import settled
 from leakbench.networks import build_defense, first_network, model_of
 from leakbench.preparation import normaliser_of
 from leakbench.pretraining import accuracy, pretrain
@@ -175,6 +176,12 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         unit = as_unit(inputs).to(device=device, dtype=dtype)
         return unit if normaliser is None else normaliser(unit)
 
+    public = ready(data.public)
+
+    def right(reached: Weights, inputs: Tensor, labels: Tensor) -> float:
+        used = settled(model, reached, public, planned.batch_size)
+        return accuracy(used, reached, inputs, labels)
+
     test, test_labels = ready(data.test), data.test_labels.to(device)
     train_labels = data.train_labels[kept]
     setting = setting_of(planned, partition(train_labels, planned, *_streams(task)))
@@ -186,8 +193,8 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         replace(planned, rounds=rounds), total=planned.rounds, setting=setting,
         seed=cell.seed, axes=_streams(task)[1],
         noise=NoiseStreams(cell.seed, ("training", cell.dataset, task.network)),
-        public=public_gradients(model, ready(data.public), data.public_labels.to(device)),
-        evaluate=lambda reached: accuracy(model, reached, test, test_labels),
+        public=public_gradients(model, public, data.public_labels.to(device)),
+        evaluate=lambda reached: right(reached, test, test_labels),
         evaluate_at=(
             {*cell.evaluate_at, rounds}
             if cell.stop_accuracy is None
@@ -195,9 +202,7 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         ),
         target=cell.stop_accuracy, log_at=_spread(planned.rounds), normaliser=normaliser,
     )  # fmt: skip
-    found = accuracy(
-        model, done.weights, ready(data.train[held]), data.train_labels[held].to(device)
-    )
+    found = right(done.weights, ready(data.train[held]), data.train_labels[held].to(device))
     return Attempt(
         learning_rate=rate,
         done=done,

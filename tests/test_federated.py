@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -699,9 +699,9 @@ def test_public_examples_are_looked_at_in_every_round() -> None:
     public = public_gradients(model, DIGITS.public[:6].double(), DIGITS.public_labels[:6])
     seen: list[Weights] = []
 
-    def looked(weights: Weights) -> Gradients:
+    def looked(weights: Weights, size: int) -> Iterable[Gradients]:
         seen.append(weights)
-        return public(weights)
+        return public(weights, size)
 
     found = trained("mlp", defense, IID, public=looked, keep=range(2))
     assert len(seen) == 2
@@ -1015,8 +1015,8 @@ REFUSED: list[tuple[Any, Defense, Schedule, str]] = [
     (Mixing(), DPBaseline(), IID, "defense 'dp_baseline': .* batch normalisation mixes"),
     (Mixing(), BatchClip(subset=1), IID, "defense 'batch_clip': .* batch normalisation mixes"),
     (
-        Mixing(), BatchClipALC(), IID,
-        "defense 'batch_clip_alc': needs gradients of single public examples",
+        Mixing(), BatchClipALC(subset=1), IID,
+        "defense 'batch_clip_alc': clips single examples, which batch normalisation mixes",
     ),
     (Mixing(), OnBatches(), POISSON, "batch normalisation would mix in the padding"),
 ]  # fmt: skip

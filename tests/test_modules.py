@@ -14,7 +14,7 @@ from leakbench.breach import ContractBreach
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import of_batch
 from leakbench.model_checks import check_model
-from leakbench.modules import ModuleModel, require_steady
+from leakbench.modules import ModuleModel, require_steady, settled
 from leakbench.registry import discover, load
 from leakbench.streams import generator
 from leakbench.weights import Scheme
@@ -71,6 +71,36 @@ def test_modes_are_those_of_torch(dtype: torch.dtype) -> None:
         wanted = module.train(mode == "train")(images)
         torch.testing.assert_close(found.float(), wanted, rtol=1e-5, atol=1e-5)
         assert model.mixes_examples is (mode == "train")
+
+
+@pytest.mark.parametrize("seen", [24, 27, 5])
+def test_a_settled_network_is_torchs_after_its_running_statistics(seen: int) -> None:
+    """Batches of 8: three of them, three and a rest that is left out, and one of five."""
+    digits = data.load("mnist")
+    module = built(nn.BatchNorm2d(4, momentum=None), nn.Tanh(), nn.BatchNorm2d(4, momentum=None))
+    model = ModuleModel(module=module, head=head_of(module), mode="train")
+    for layer in (module[1], module[3]):
+        assert isinstance(layer, nn.BatchNorm2d)
+        layer.reset_running_stats()
+    with torch.no_grad():
+        for batch in digits.public[: seen // 8 * 8 or seen].split(8):
+            module.train()(batch)
+        wanted = module.eval()(digits.candidates[:6])
+    weights = model.init(torch.Generator(), torch.float32)
+    used = settled(model, weights, digits.public[:seen], 8)
+    assert not used.mixes_examples and model.mixes_examples
+    found = used.logits(weights, digits.candidates[:6])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    alone = torch.cat([used.logits(weights, one) for one in digits.candidates[:6].split(1)])
+    torch.testing.assert_close(alone, found, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model.logits(weights, digits.candidates[:6]), found, atol=1e-2)
+
+
+def test_a_network_without_batch_statistics_is_settled_as_it_is() -> None:
+    for module in (built(nn.GroupNorm(2, 4)), built(nn.BatchNorm2d(4))):
+        model = ModuleModel(module=module, head=head_of(module), mode="eval")
+        weights = model.init(torch.Generator(), torch.float32)
+        assert settled(model, weights, data.load("mnist").public[:8], 4) is model
 
 
 def test_default_weights_are_drawn_by_the_layers_themselves() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -24,6 +24,13 @@ NoiseConvention = Literal["per_example", "mean", "sum"]
 Row = int | Literal["batch"] | None
 """What a row of `on_examples` is the mean of: 1 example, s examples that follow one another in the
 batch, all of the "batch"; None: the hook is not called."""
+
+
+PublicGradients = Callable[[Weights, int], Iterable[Gradients]]
+"""(weights, s) -> gradients of the public examples at these weights, of the mean loss of every s
+that follow one another (s = 1: of single ones), axes ("client", "example") with one client. They
+come in pieces, as much as fits into memory; a rest of less than s is left out, unless it is all
+there is. A network that mixes examples takes a subset as it takes a batch in training."""
 
 
 class NoiseSource(Protocol):
@@ -58,8 +65,7 @@ class Context:
         local_steps: L of a round.
         learning_rate: of the local steps, where it is known.
         observation: in a replay, what was observed (masks of pruning come from it).
-        public: per-example gradients of the public examples at the given weights, axes ("client",
-            "example") with one client; None where there are none. Only `on_round` may call it.
+        public: see `PublicGradients`; None where there are none. Only `on_round` may call it.
     """
 
     batch_size: int
@@ -71,7 +77,7 @@ class Context:
     local_steps: int = 1
     learning_rate: float | None = None
     observation: Gradients | None = None
-    public: Callable[[Weights], Gradients] | None = None
+    public: PublicGradients | None = None
 
     def of_steps(self, std: float) -> float:
         """Std of noise with this std on every local step's gradient, read off the update."""
