@@ -8,8 +8,9 @@ noise N(0, (sigma_t S)^2) on each example. on_batch: the noise of the other two 
 paper's text says "mean".
 
 Where the paper gives a start only (C = 4, sigma = 6), ends are C / 2, as in its experiment with a
-linear decay, and sigma = 4.85, that of TPDS. One `decay` is shared by C and sigma; the paper's
-rates are not published, see `leakbench.schedules.decayed`. Algorithm 2 divides by B twice, before
+linear decay, and sigma = 4.85, that of TPDS. One `decay` is shared by C and sigma, with its
+constants `decay_cycles` and `decay_rate` (see `leakbench.gaussian.Decaying`); the paper's are not
+published. Algorithm 2 divides by B twice, before
 clipping and in the mean; the first is left out here.
 """
 
@@ -18,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakbench.gaussian import DecayingClip, DecayingNoise, LargestNorm
+from leakbench.gaussian import DecayingClip, DecayingNoise, ExampleGaussian, LargestNorm
 from leakbench.schedules import TIFSDecay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPDynSCDecay(DecayingClip):
+class DPDynSCDecay(DecayingClip, ExampleGaussian):
     """Dynamic sensitivity by a decaying bound: S = C_t, sigma fixed (TIFS IV-A).
 
     Guarantee: the baseline's; C_t falls in sensitivity and noise alike. Zero, infinite and nan
@@ -72,7 +73,7 @@ class DPDynS(LargestNorm, DecayingClip):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPDynSigma(DecayingNoise):
+class DPDynSigma(DecayingNoise, ExampleGaussian):
     """Dynamic noise scale: sigma decays, C fixed, S = C (TIFS IV-B).
 
     Guarantee: the baseline's with sigma_t, a different one in every round. Zero, infinite and nan
@@ -89,7 +90,7 @@ class DPDynSigma(DecayingNoise):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPDynSCDecaySigma(DecayingClip, DecayingNoise):
+class DPDynSCDecaySigma(DecayingClip, DecayingNoise, ExampleGaussian):
     """Decaying bound and noise scale: S = C_t and sigma_t (TIFS Table VIII).
 
     Guarantee: the baseline's with sigma_t, a different one in every round. Zero, infinite and nan

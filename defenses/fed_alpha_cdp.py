@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakbench.gaussian import DecayingNoise, LargestNorm
-from leakbench.schedules import TPDS, Decay, TPDSDecay
+from leakbench.gaussian import DecayingNoiseTPDS, LargestNorm
+from leakbench.schedules import TPDSDecay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class FedAlphaCDP(LargestNorm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedAlphaCDPSigma(LargestNorm, DecayingNoise):
+class FedAlphaCDPSigma(LargestNorm, DecayingNoiseTPDS):
     """Adaptive sensitivity with a noise scale that decays over the rounds (TPDS section 5.3).
 
     Hooks, guarantee (none) and edge cases are those of `fed_alpha_cdp` with sigma_t for sigma.
@@ -42,12 +41,12 @@ class FedAlphaCDPSigma(LargestNorm, DecayingNoise):
     Args:
         clip: C (paper: 4).
         noise_multiplier, noise_multiplier_end: sigma_0 and sigma_T (paper: 15 and 4.85).
-        decay: of sigma; "cyclic" is the cosine of the paper, with sigma_T as its lowest value.
+        decay: of sigma; "cyclic" is the cosine of the paper, with sigma_T as its lowest value. Its
+            constants are decay_steps, decay_cycles and decay_rate, see `gaussian.Decaying`.
         convention: where the noise enters, as for `fed_alpha_cdp`.
     """
 
     name: ClassVar[str] = "fed_alpha_cdp_sigma"
     paper: ClassVar[str] = "TPDS section 5.3, Algorithm 1"
-    policies: ClassVar[Mapping[str, Decay]] = TPDS
     noise_multiplier: float = 15.0
     decay: TPDSDecay = "linear"

@@ -30,7 +30,7 @@ class FedCDP(ExampleGaussian):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedCDPDecay(DecayingClip):
+class FedCDPDecay(DecayingClip, ExampleGaussian):
     """Fed-CDP with a bound that decays over the rounds, S = C_t (Fed-CDP(decay)).
 
     Hooks, guarantee and edge cases are those of Fed-CDP with C_t for C; the noise multiplier stays
@@ -38,7 +38,8 @@ class FedCDPDecay(DecayingClip):
 
     Args:
         clip, clip_end: C_0 and C_T (paper: 6 to 2 in 100 rounds). noise_multiplier: sigma.
-        decay: of C (paper: linear; the others are those of TIFS).
+        decay: of C (paper: linear; the others are those of TIFS), with its constants decay_cycles
+            and decay_rate, see `leakbench.gaussian.Decaying`.
         convention: where the noise enters.
     """
 

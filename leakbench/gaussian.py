@@ -1,7 +1,9 @@
-"""Defenses that clip every example's gradient and add Gaussian noise, in their variants.
+"""Defenses that clip and add Gaussian noise, in their variants.
 
-Clipping bound and noise scale are fixed or decay, and the sensitivity S that the noise is scaled to
-is the bound or the largest norm found. Plugins combine the classes below, as Table I of TIFS does.
+Clipping bound and noise scale are fixed or decay (`Decaying`), and the sensitivity S that the noise
+is scaled to is the bound or the largest norm found (`L2Max`). What is clipped is every example's
+gradient here (`ExampleGaussian`), a client's update in `leakbench.client_gaussian`. Plugins combine
+these classes, as Table I of TIFS does.
 """
 
 from __future__ import annotations
@@ -32,16 +34,57 @@ from leakbench.contracts import (
     State,
     Weights,
 )
-from leakbench.errors import unknown_name
+from leakbench.errors import require_at_least, unknown_name
 from leakbench.parameters import check_kinds, require_in
 from leakbench.privacy.events import PrivacyEvent
-from leakbench.schedules import TIFS, Decay, check_ends, decayed
+from leakbench.schedules import TIFS, TPDS, Decay, check_ends, check_rated, decayed, ending
 
 
 # No slots here: two classes of a combination could not both have them.
 @dataclass(frozen=True, kw_only=True)
-class ExampleGaussian(Defense):
-    """Bound C and noise scale sigma are fixed, S = C.
+class Gaussian(Defense):
+    """Bound C and noise scale sigma of every class below; fixed, and S = C.
+
+    Args:
+        clip: C. noise_multiplier: sigma; the papers' "noise variance" sigma C is a std.
+
+    Raises:
+        LeakbenchError: clip <= 0, noise_multiplier < 0, or one of them not finite.
+    """
+
+    clip: float = 4.0
+    noise_multiplier: float = 6.0
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self.clip, self.noise_multiplier)
+        check_kinds(self)
+
+    def clip_at(self, round: int, total: int) -> float:
+        """C_t in 0-based round t of `total`."""
+        return self.clip
+
+    def noise_multiplier_at(self, round: int, total: int) -> float:
+        """sigma_t in 0-based round t of `total`."""
+        return self.noise_multiplier
+
+    def std_at(self, context: Context) -> float:
+        """sigma_t C_t."""
+        t, total = context.round, context.total
+        return self.noise_multiplier_at(t, total) * self.clip_at(t, total)
+
+    def scales(self, state: State, context: Context) -> Mapping[str, float]:
+        t, total = context.round, context.total
+        clip = self.clip_at(t, total)
+        return {
+            "clip": clip,
+            "noise_multiplier": self.noise_multiplier_at(t, total),
+            "sensitivity": clip,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleGaussian(Gaussian):
+    """Clips and noises every example's gradient.
 
     on_examples: every tensor of every example's gradient to L2 norm <= C; then, by convention
     `per_example`, N(0, (sigma C)^2) on each example. on_batch: the noise of the other two
@@ -50,20 +93,10 @@ class ExampleGaussian(Defense):
     the example's tensor nan, and inf makes it nan and zeros.
 
     Args:
-        clip: C. noise_multiplier: sigma; the papers' "noise variance" sigma C is a std.
         convention: where the noise enters.
-
-    Raises:
-        LeakbenchError: clip <= 0, noise_multiplier < 0, or one of them not finite.
     """
 
-    clip: float = 4.0
-    noise_multiplier: float = 6.0
     convention: NoiseConvention = "per_example"
-
-    def __post_init__(self) -> None:
-        check_parameters(self.name, self.clip, self.noise_multiplier)
-        check_kinds(self)
 
     @property
     def hooks(self) -> frozenset[str]:
@@ -74,28 +107,16 @@ class ExampleGaussian(Defense):
     def rowwise(self) -> bool:
         return self.convention != "per_example"
 
-    def clip_at(self, round: int, total: int) -> float:
-        """C_t in 0-based round t of `total`."""
-        return self.clip
-
-    def noise_multiplier_at(self, round: int, total: int) -> float:
-        """sigma_t in 0-based round t of `total`."""
-        return self.noise_multiplier
-
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
     ) -> tuple[Gradients, State]:
         clipped = clip_tensors(gradients, self.clip_at(context.round, context.total))
-        return add_noise(clipped, context, self.convention, "examples", self._std(context)), state
+        return add_noise(clipped, context, self.convention, "examples", self.std_at(context)), state
 
     def on_batch(
         self, gradients: Gradients, state: State, context: Context
     ) -> tuple[Gradients, State]:
-        return add_noise(gradients, context, self.convention, "batch", self._std(context)), state
-
-    def _std(self, context: Context) -> float:
-        t, total = context.round, context.total
-        return self.noise_multiplier_at(t, total) * self.clip_at(t, total)
+        return add_noise(gradients, context, self.convention, "batch", self.std_at(context)), state
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         return gaussian_guarantee(
@@ -111,30 +132,53 @@ class ExampleGaussian(Defense):
         self, observer: Observer, weights: Weights, state: State, context: Context
     ) -> Mapping[str, float] | None:
         share = visible_noise(observer, self.convention, context)
-        return None if share is None else dict.fromkeys(weights, self._std(context) * share)
+        return None if share is None else dict.fromkeys(weights, self.std_at(context) * share)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargestNorm(ExampleGaussian):
-    """S is the largest norm of a clipped tensor over examples and tensors of the batch (l2-max).
+class L2Max(Gaussian):
+    """S is the largest norm that a client finds (l2-max); the state keeps his last one.
 
-    Every client finds its own S, in every local step; the state keeps it for `on_batch`. Guarantee:
-    none for anyone. S is computed from the private batch and sets the noise, so the noise itself
-    tells of the data: an all-zero batch gets none at all. inf or nan anywhere makes S nan and with
-    it every noisy coordinate of that client; padding does not count.
+    Guarantee: none for anyone. S is computed from the private data and sets the noise, so the noise
+    itself tells of them: what is all zero gets none at all.
     """
 
-    @property
-    def rowwise(self) -> bool:
-        return False  # S is that of all rows
-
     def init(self, weights: Weights) -> Tensor:
-        """S of the last batch; 0 before the first."""
+        """S; 0 before the first."""
         return torch.zeros_like(next(iter(weights.values())).flatten()[0])
 
     def merge(self, state: Tensor) -> Tensor:
         """Nothing outlives a round."""
         return state.new_zeros(())
+
+    def std_of(self, largest: Tensor, context: Context) -> Tensor:
+        """sigma_t S from S (clients,)."""
+        return self.noise_multiplier_at(context.round, context.total) * largest
+
+    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
+        reason = "the noise scale is computed from the private gradients (l2-max)"
+        return Guarantee(level="none", reason=reason)
+
+    def noise_std(
+        self, observer: Observer, weights: Weights, state: Tensor, context: Context
+    ) -> Mapping[str, float] | None:
+        return None
+
+    def scales(self, state: Tensor, context: Context) -> Mapping[str, float]:
+        return {**super().scales(state, context), "sensitivity": float(state.mean())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestNorm(L2Max, ExampleGaussian):
+    """S is the largest norm of a clipped tensor over examples and tensors of the batch.
+
+    Every client finds its own S, in every local step. inf or nan anywhere makes S nan and with it
+    every noisy coordinate of that client; padding does not count.
+    """
+
+    @property
+    def rowwise(self) -> bool:
+        return False  # S is that of all rows
 
     def on_examples(
         self, gradients: Gradients, state: Tensor, context: Context
@@ -153,35 +197,55 @@ class LargestNorm(ExampleGaussian):
         std = self.std_of(state, context)
         return add_noise(gradients, context, self.convention, "batch", std), state
 
-    def std_of(self, largest: Tensor, context: Context) -> Tensor:
-        """sigma_t S from S (clients,)."""
-        return self.noise_multiplier_at(context.round, context.total) * largest
-
-    def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
-        reason = "the noise scale is computed from the private gradients (l2-max)"
-        return Guarantee(level="none", reason=reason)
-
-    def noise_std(
-        self, observer: Observer, weights: Weights, state: Tensor, context: Context
-    ) -> Mapping[str, float] | None:
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
-class Decaying(ExampleGaussian):
+class Decaying(Gaussian):
     """What follows a schedule over the planned rounds; base of the two below.
 
-    The guarantee is that of the round observed, and says so. decay: one of `policies`, a name in
-    the paper -> the curve in `leakbench.schedules`.
+    The guarantee is that of the round observed, and says so. It stands before the class that says
+    what is clipped: `class X(DecayingNoise, ExampleGaussian)`.
+
+    Args:
+        decay: one of `policies`, a name in the paper -> the curve in `leakbench.schedules`.
+        decay_cycles: of "cyclic".
+        decay_rate: the papers' gamma in place of the ends, one for all that decays; see
+            `schedules.ending`.
+
+    Raises:
+        LeakbenchError: an unknown decay, no cycle, or a rate that the curve does not have.
     """
 
     policies: ClassVar[Mapping[str, Decay]] = TIFS
     decay: str = "linear"
+    decay_cycles: int = 4
+    decay_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.decay not in self.policies:
             raise unknown_name("decay", self.decay, self.policies, self.name)
+        require_at_least(self.name, 1, decay_cycles=self.decay_cycles)
+        if self.decay_rate is not None:
+            require_in(self.name, "[0, inf)", decay_rate=self.decay_rate)
+            check_rated(f"{self.name}: decay '{self.decay}'", self.policies[self.decay])
         super().__post_init__()
+
+    @property
+    def _steps(self) -> int:
+        """Of a staircase, where `policies` has one."""
+        return 1
+
+    def _end(self, first: float, last: float, total: int) -> float:
+        """Value after `total` rounds: as stated, or as the rate has it."""
+        if self.decay_rate is None:
+            return last
+        kind = self.policies[self.decay]
+        return ending(kind, first, self.decay_rate, total=total, steps=self._steps)
+
+    def _decayed(self, first: float, last: float, round: int, total: int) -> float:
+        return decayed(
+            self.policies[self.decay], first, self._end(first, last, total),
+            round=round, total=total, steps=self._steps, cycles=self.decay_cycles,
+        )  # fmt: skip
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         promise = super().guarantee(observer, weights, setting)
@@ -206,8 +270,7 @@ class DecayingClip(Decaying):
         super().__post_init__()
 
     def clip_at(self, round: int, total: int) -> float:
-        kind = self.policies[self.decay]
-        return decayed(kind, self.clip, self.clip_end, round=round, total=total)
+        return self._decayed(self.clip, self.clip_end, round, total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +291,14 @@ class DecayingNoise(Decaying):
         check_ends(f"{self.name}: noise_multiplier", self.policies[self.decay], first, last)
 
     def noise_multiplier_at(self, round: int, total: int) -> float:
-        first, last = self.noise_multiplier, self.noise_multiplier_end
-        return decayed(self.policies[self.decay], first, last, round=round, total=total)
+        return self._decayed(self.noise_multiplier, self.noise_multiplier_end, round, total)
 
     def guarantee(self, observer: Observer, weights: Weights, setting: Setting) -> Guarantee:
         promise = super().guarantee(observer, weights, setting)
         if promise.level == "none":
             return promise
-        first, last = self.noise_multiplier, self.noise_multiplier_end
+        first = self.noise_multiplier
+        last = self._end(first, self.noise_multiplier_end, setting.rounds)
         said = f"the noise multiplier goes from {first} to {last}: rounds differ in their promise"
         return replace(promise, assumptions=(*promise.assumptions, said))
 
@@ -255,3 +318,22 @@ class DecayingNoise(Decaying):
             for event in equal
             for sigma, count in rounds.items()
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingNoiseTPDS(DecayingNoise):
+    """The policies of TPDS section 5.3, which has a staircase and other cycles.
+
+    decay_steps: of "staircase" (the authors' code: 10).
+    """
+
+    policies: ClassVar[Mapping[str, Decay]] = TPDS
+    decay_steps: int = 10
+
+    def __post_init__(self) -> None:
+        require_at_least(self.name, 1, decay_steps=self.decay_steps)
+        super().__post_init__()
+
+    @property
+    def _steps(self) -> int:
+        return self.decay_steps

@@ -41,10 +41,10 @@ def decayed(
 ) -> float:
     """Value in 0-based round t of T, from v0 = `first` at t = 0 to vT = `last` at t >= T.
 
-    The papers give a start and rates; the end takes the place of the rates here, so that one that
-    would fall below zero cannot be set. total <= 1, or v0 = vT, gives v0 throughout. All values
-    lie between v0 and vT. Since the last round is T - 1, only `triangular` reaches vT inside of
-    training.
+    The papers give a start and rates, which they do not print; the end takes the place of a rate
+    here, so that one that would fall below zero cannot be set (`ending` finds it for a rate). total
+    <= 1, or v0 = vT, gives v0 throughout. All values lie between v0 and vT. Since the last round is
+    T - 1, only `triangular` reaches vT inside of training.
 
     - constant: v0, whatever `last` says.
     - linear: v0 + (vT - v0) t/T. TIFS IV-A, TPDS 5.3: v0 (1 - gamma t). Fed-CDP(decay): 6 to 2.
@@ -58,7 +58,7 @@ def decayed(
       IV-A: v0* (1 -+ gamma t), falling and rising in turns, while v0* falls with every triangle.
       All valleys are at vT here, and the peaks fall evenly.
 
-    The number of cycles and the depths were not published; 4 cycles are our choice.
+    The number of cycles and the depths were not published; 4 cycles are the default here.
 
     Raises:
         LeakbenchError: an unknown kind, steps or cycles below 1, or see `check_ends`.
@@ -91,3 +91,28 @@ def check_ends(where: str, kind: Decay, first: float, last: float) -> None:
     if kind == "exponential" and first != last and not (first > 0 and last > 0):
         text = f"exponential decay needs both ends above 0, got {first} and {last}"
         raise LeakbenchError(f"{where}: {text}")
+
+
+def ending(kind: Decay, first: float, rate: float, *, total: int, steps: int = 10) -> float:
+    """The value vT that a paper's rate gamma leads to after T = `total` rounds.
+
+    linear: v0 (1 - gamma T); staircase: v0 (1 - gamma n) after n = `steps`; exponential: v0
+    e^(-gamma T). `decayed` with that end is the paper's formula.
+
+    Raises:
+        LeakbenchError: a curve without a rate, or one that falls below 0 before the end.
+    """
+    check_rated("decay", kind)
+    if kind == "exponential":
+        return first * math.exp(-rate * total)
+    times = total if kind == "linear" else steps
+    if rate * times > 1:
+        text = f"a rate of {rate:g} leads below 0 before the end; allowed: up to {1 / times:g}"
+        raise LeakbenchError(f"decay '{kind}' over {total} rounds: {text}")
+    return first * (1 - rate * times)
+
+
+def check_rated(where: str, kind: Decay) -> None:
+    """Refuse a curve whose depth no rate gives: the papers' cyclic ones, and none at all."""
+    if kind not in (rated := ("linear", "staircase", "exponential")):
+        raise LeakbenchError(f"{where}: has no rate; allowed with a rate: {', '.join(rated)}")

@@ -26,7 +26,6 @@ from leakbench.defenses.dp_dyn import (
 )
 from leakbench.defenses.fed_alpha_cdp import FedAlphaCDP, FedAlphaCDPSigma
 from leakbench.defenses.fed_cdp import FedCDP, FedCDPDecay
-from leakbench.defenses.model_cloak import ModelCloak, ModelCloakDynamic
 from leakbench.errors import LeakbenchError
 from leakbench.gaussian import ExampleGaussian
 from leakbench.gradients import per_example
@@ -40,24 +39,16 @@ SIZE, CLIENTS = 20, 2
 CONVENTIONS: tuple[NoiseConvention, ...] = get_args(NoiseConvention)
 
 # S = C_t: a guarantee.
-BOUNDED = [DPBaseline, FedCDP, ModelCloak, DPDynSCDecay, DPDynSigma, DPDynSCDecaySigma, FedCDPDecay]
+BOUNDED = [DPBaseline, FedCDP, DPDynSCDecay, DPDynSigma, DPDynSCDecaySigma, FedCDPDecay]
 # S = the largest norm: none.
 LARGEST = [DPDynSL2Max, DPDynS, DPDynSL2MaxSigma, DPDynSSigma, FedAlphaCDP, FedAlphaCDPSigma]
-ALL: list[Any] = [
-    *BOUNDED,
-    *LARGEST,
-    ModelCloakDynamic,
-    lambda **changes: ModelCloakDynamic(keep="scale", **changes),
-]
-IDS = [*(kind.name for kind in (*BOUNDED, *LARGEST)), "cloak variance", "cloak scale"]
+ALL: list[Any] = [*BOUNDED, *LARGEST]
+IDS = [kind.name for kind in ALL]
 
 # Kind, its parameters -> (C_t, sigma_t) at t = 0, T/2 and T.
 COURSES: list[tuple[Any, dict[str, Any], list[tuple[float, float]]]] = [
     (DPBaseline, {}, [(4, 6), (4, 6), (4, 6)]),
     (FedCDP, {}, [(4, 6), (4, 6), (4, 6)]),
-    (ModelCloak, {}, [(2, 5), (2, 5), (2, 5)]),
-    (ModelCloakDynamic, {}, [(2, 5), (2, 5), (2, 5)]),
-    (ModelCloakDynamic, {"keep": "scale"}, [(2, 5), (2, 5), (2, 5)]),
     (DPDynSCDecay, {}, [(4, 6), (3, 6), (2, 6)]),
     (DPDynSCDecay, {"decay": "exponential"}, [(4, 6), (math.sqrt(8), 6), (2, 6)]),
     (DPDynSCDecay, {"decay": "cyclic"}, [(4, 6), (3, 6), (2, 6)]),
@@ -114,7 +105,7 @@ def through(
 
 def noise_follows_norm(defense: Defense) -> bool:
     """Whether S is the largest norm in the noise that is added, not only in the accounts."""
-    return type(defense) in LARGEST or getattr(defense, "keep", "") == "scale"
+    return type(defense) in LARGEST
 
 
 def scaled(gradients: Gradients, norms: Tensor) -> Gradients:
@@ -198,7 +189,7 @@ def test_published_std_follows_the_decay(
     kind: Any, changes: dict[str, Any], course: list[tuple[float, float]]
 ) -> None:
     defense = kind(**changes)
-    public = kind in BOUNDED or (kind is ModelCloakDynamic and not changes)
+    public = kind in BOUNDED
     for t, (clip, sigma) in zip((0, 40, 80), course, strict=True):
         here = context(round=t, total=80)
         found = defense.noise_std("type2", WEIGHTS, defense.init(WEIGHTS), here)
@@ -269,18 +260,6 @@ def test_padding_does_not_set_the_noise(gradients: Gradients, kind: Any) -> None
     _, _, largest = through(kind(clip=1000.0), replace(spoilt, mask=mask), context())
     norms = np.stack([norms_by_hand(value)[:, :-3] for value in gradients.tensors.values()])
     np.testing.assert_allclose(largest.numpy(), norms.max(axis=(0, 2)), rtol=1e-6)
-
-
-def test_cloak_that_keeps_the_variance_is_the_fixed_one(gradients: Gradients) -> None:
-    """sigma_dyn S = sigma C whatever S is: bit for bit the same noise, and S is in the state."""
-    for convention in CONVENTIONS:
-        for given in (gradients, gradients.map(lambda _, value: 0 * value)):
-            fixed = through(ModelCloak(convention=convention), given, context())
-            kept = through(ModelCloakDynamic(convention=convention), given, context())
-            assert equal(fixed[0], kept[0]) and equal(fixed[1], kept[1])
-            norms = np.stack([norms_by_hand(value) for value in given.tensors.values()])
-            expected = np.minimum(norms, 2.0).max(axis=(0, 2))
-            np.testing.assert_allclose(kept[2].numpy(), expected, rtol=1e-6)
 
 
 # ---------------------------------------------------------------------------- edge cases
@@ -364,8 +343,8 @@ OBSERVERS: tuple[Observer, ...] = get_args(Observer)
 @pytest.mark.parametrize("kind", BOUNDED, ids=lambda kind: kind.name)
 def test_guarantee_of_the_first_round(kind: Any, convention: NoiseConvention) -> None:
     defense = kind(convention=convention)
-    clip = {"fed_cdp_decay": 6.0, "model_cloak": 2.0}.get(kind.name, 4.0)
-    sigma = 5.0 if kind is ModelCloak else 6.0
+    clip = {"fed_cdp_decay": 6.0}.get(kind.name, 4.0)
+    sigma = 6.0
     for observer in OBSERVERS:
         found = defense.guarantee(observer, WEIGHTS, Setting(batch_size=25))
         if observer == "type2" and convention != "per_example":
@@ -388,7 +367,6 @@ def test_guarantee_of_the_first_round(kind: Any, convention: NoiseConvention) ->
         (FedCDPDecay, ["of round 0"]),
         (DPDynSigma, ["of round 0", "from 6.0 to 4.85"]),
         (DPDynSCDecaySigma, ["of round 0", "from 6.0 to 4.85"]),
-        (ModelCloak, ["private data, not accounted"]),
     ],
 )
 def test_guarantees_say_what_they_rest_on(kind: Any, parts: list[str]) -> None:
@@ -397,7 +375,7 @@ def test_guarantees_say_what_they_rest_on(kind: Any, parts: list[str]) -> None:
     assert all(part in said for part, said in zip(parts, found, strict=True))
 
 
-@pytest.mark.parametrize("kind", [*LARGEST, ModelCloakDynamic, ALL[-1]])
+@pytest.mark.parametrize("kind", LARGEST)
 def test_noise_from_private_norms_promises_nothing(kind: Any) -> None:
     for convention in CONVENTIONS:
         defense = kind(convention=convention)
@@ -439,7 +417,6 @@ def triangles(t: int) -> float:
     [
         (DPBaseline, {}, lambda t: 6.0),
         (FedCDP, {}, lambda t: 6.0),
-        (ModelCloak, {}, lambda t: 5.0),
         (DPDynSCDecay, {"decay": "cyclic"}, lambda t: 6.0),
         (FedCDPDecay, {}, lambda t: 6.0),
         (DPDynSigma, {}, linear),
@@ -470,7 +447,7 @@ def test_releases_against_a_plain_loop(
     for event in events:
         # Who is drawn is drawn for a whole round: nothing is amplified, and batches are refilled.
         assert (event.sampling, event.sampling_rate) == ("fixed_size", 1.0)
-        clip = {"fed_cdp_decay": 6.0, "model_cloak": 2.0}.get(kind.name, 4.0)
+        clip = {"fed_cdp_decay": 6.0}.get(kind.name, 4.0)
         assert event.sensitivity == pytest.approx(math.sqrt(10) * clip / 25)
 
 
@@ -494,13 +471,13 @@ def test_contract(kind: Any, convention: NoiseConvention) -> None:
     check_defense(kind(convention=convention))
 
 
-@pytest.mark.parametrize("kind", [*BOUNDED, *LARGEST, ModelCloakDynamic])
+@pytest.mark.parametrize("kind", ALL)
 def test_registered_and_settable_by_a_suite(kind: Any) -> None:
     assert registry.load("defenses", kind.name) is kind
     given = {"clip": 3.0, "noise_multiplier": 2.0, "convention": "sum"}
     found = complete(kind, given, "test")
     assert issubclass(kind, ExampleGaussian) and kind(**given) == kind(**found)
-    decaying = {"decay", "clip_end", "noise_multiplier_end", "keep"}
+    decaying = {"decay", "clip_end", "noise_multiplier_end"}
     expected = {
         "dp_dyns_cdecay": {"decay", "clip_end"},
         "fed_cdp_decay": {"decay", "clip_end"},
@@ -510,7 +487,6 @@ def test_registered_and_settable_by_a_suite(kind: Any) -> None:
         "fed_alpha_cdp_sigma": {"decay", "noise_multiplier_end"},
         "dp_dyn_s_cdecay_sigma": {"decay", "clip_end", "noise_multiplier_end"},
         "dp_dyn_s_sigma": {"decay", "clip_end", "noise_multiplier_end"},
-        "model_cloak_dynamic": {"keep"},
     }
     assert found.keys() & decaying == expected.get(kind.name, set())
 
@@ -543,7 +519,6 @@ def test_registered_and_settable_by_a_suite(kind: Any) -> None:
             {"decay": "exponential", "noise_multiplier_end": 0.0},
             "exponential decay needs both ends above 0, got 15.0 and 0.0",
         ),
-        (ModelCloakDynamic, {"keep": "norm"}, "unknown keep 'norm'.*allowed: scale, variance"),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leakbench.contracts import NoiseConvention, Setting
-from leakbench.gaussian import DecayingNoise
+from leakbench.gaussian import DecayingNoise, ExampleGaussian
 from leakbench.privacy.gdp import mu_of_events
 
 WEIGHTS = {"a.weight": torch.zeros(3, 2), "a.bias": torch.zeros(3), "b.weight": torch.zeros(2)}
@@ -18,7 +18,7 @@ M = len(WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Falling(DecayingNoise):
+class Falling(DecayingNoise, ExampleGaussian):
     """C = 4, sigma from 6 to 2."""
 
     name: ClassVar[str] = "falling"

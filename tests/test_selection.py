@@ -56,17 +56,17 @@ name = "none"
 label = "no noise"
 [[defenses]]
 id = "clip"
-name = "model_cloak"
+name = "fed_cdp"
 label = "C=1, sigma=0"
 parameters = { clip = 1.0, noise_multiplier = 0.0 }
 [[defenses]]
 id = "some"
-name = "model_cloak"
+name = "fed_cdp"
 label = "C=1, sigma=1"
 parameters = { clip = 1.0, noise_multiplier = 1.0 }
 [[defenses]]
 id = "much"
-name = "model_cloak"
+name = "fed_cdp"
 label = "C=4, sigma=6"
 parameters = { clip = 4.0, noise_multiplier = 6.0 }
 
@@ -242,7 +242,7 @@ def setting(
     whole: dict[str, Any] = {
         "defense": defense,
         "label": defense,
-        "plugin": "model_cloak",
+        "plugin": "fed_cdp",
         "control": False,
         "parameters": parameters or {},
         "selection": (attacked,),
