@@ -159,13 +159,16 @@ def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 def trainings(
     planned: Sequence[PlannedTraining], left: set[Key], root: Path | None, device: str
 ) -> list[Training]:
-    """Trainings left."""
-    return [
-        Training(cell=each.cell, identity=identity, network=number, root=root, device=device)
-        for each in planned
-        for number, identity in enumerate(each.identities)
-        if not each.skip and (identity, 0) in left
-    ]
+    """Trainings left; rows that train the same, of a profile that cuts rounds say, share one."""
+    made: dict[str, Training] = {}
+    for each in planned:
+        for number, identity in enumerate(() if each.skip else each.identities):
+            if (identity, 0) in left:
+                task = Training(
+                    cell=each.cell, identity=identity, network=number, root=root, device=device
+                )
+                made.setdefault(identity, task)
+    return list(made.values())
 
 
 def _cost(chunk: Chunk) -> tuple[int, int]:
@@ -202,7 +205,8 @@ def run(
     trained = planning.plan_trainings(plan, root, platform)
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
-    everything = [key for cell in both if not cell.skip for key in cell.trials()]
+    # Rows that train the same share their trainings.
+    everything = dict.fromkeys(key for cell in both if not cell.skip for key in cell.trials())
     skipped = sum(len(list(cell.trials())) for cell in both if cell.skip)
     with store.writing() as writer:
         records = store.records()
