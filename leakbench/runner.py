@@ -178,6 +178,36 @@ def _cost(chunk: Chunk) -> tuple[int, int]:
     return len(chunk.images) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan with its resume keys for a platform; dependent: see `planning.dependent_rows`."""
+
+    platform: Platform
+    cells: Sequence[PlannedCell]
+    trainings: Sequence[PlannedTraining]
+    dependent: Mapping[str, float]
+
+
+def prepare(plan: Plan, root: Path | None, device: str, chunk_size: int = CHUNK) -> Prepared:
+    """What a run of the plan is made of, checked as far as it can be without running.
+
+    Raises:
+        LeakbenchError: a cell or a training that cannot start.
+    """
+    platform = planning.platform_of(device)
+    cells = planning.plan_cells(plan, root, platform)
+    dependent = planning.dependent_rows(plan, root, device)
+    if dependent:
+        platform = replace(platform, unit=chunk_size)
+        cells = planning.plan_cells(plan, root, platform)
+    return Prepared(
+        platform=platform,
+        cells=cells,
+        trainings=planning.plan_trainings(plan, root, platform),
+        dependent=dependent,
+    )
+
+
 def run(
     plan: Plan,
     folder: Path,
@@ -196,13 +226,8 @@ def run(
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
-    platform = planning.platform_of(device)
-    planned = planning.plan_cells(plan, root, platform)  # mistakes show before anything is tried
-    dependent = planning.dependent_rows(plan, root, device)
-    if dependent:
-        platform = replace(platform, unit=chunk_size)
-        planned = planning.plan_cells(plan, root, platform)
-    trained = planning.plan_trainings(plan, root, platform)
+    prepared = prepare(plan, root, device, chunk_size)  # mistakes show before anything is tried
+    planned, trained, dependent = prepared.cells, prepared.trainings, prepared.dependent
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
     # Rows that train the same share their trainings.
@@ -220,7 +245,7 @@ def run(
         done = len(everything) - len(left)
         content = Manifest(
             plan=plan, cells=tuple(planned), trainings=tuple(trained),
-            facts=_facts(plan, both, device, platform, dependent),
+            facts=_facts(plan, both, device, prepared.platform, dependent),
         )  # fmt: skip
         judge = judge_by(plan.rules, root)
         stale = any(outdated(cell, judge, records) for cell in planned)

@@ -74,8 +74,8 @@ def made(process: Command, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 # ------------------------------------------------------------------------------ what is there
 
-COMMANDS = ["", "list", "run", "cloak", "validate", "report", "gallery", "account", "doctor",
-            "data", "data list", "data prepare"]  # fmt: skip
+COMMANDS = ["", "list", "run", "queue", "cloak", "validate", "report", "gallery", "account",
+            "doctor", "data", "data list", "data prepare"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,84 @@
+"""How long a plan takes, roughly: gradients under attack, and examples to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leakbench.described import PlannedCell, PlannedTraining
+from leakbench.records import Key
+from leakbench.spec import Cell, canonical
+
+GRADIENT_SECONDS = 2e-3
+"""One evaluation of a dummy image's gradient and its derivative: 1.4 to 3 ms were measured on the
+sigmoid networks, one core (results/tifs_table3-quick)."""
+
+EXAMPLE_SECONDS = 1e-3
+"""One example of a local step of a training, on one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is planned, and the seconds of it on one core if every attack uses up its steps and no
+    training stops early."""
+
+    trials: int
+    trainings: int
+    seconds: float
+
+    def on(self, cores: int) -> float:
+        """Seconds where so many cores share it evenly."""
+        return self.seconds / max(cores, 1)
+
+
+def forecast(
+    cells: Sequence[PlannedCell],
+    trainings: Sequence[PlannedTraining],
+    left: Container[Key] | None = None,
+) -> Forecast:
+    """Of all that is planned and not skipped, or of what is `left` of it: resume keys."""
+    trials = networks = 0
+    seconds = 0.0
+    trained: dict[str, float] = {}  # networks that several cells attack are trained once
+    for planned in cells:
+        if planned.skip:
+            continue
+        asked = [key for key in planned.trials() if left is None or key in left]
+        trials += len(asked)
+        images = len(asked) * planned.cell.observations
+        seconds += GRADIENT_SECONDS * images * planned.budget
+        if planned.cell.federation:
+            cost = EXAMPLE_SECONDS * _examples(planned.cell.federation) * planned.cell.rounds[-1]
+            for identity in dict.fromkeys(identity for identity, _ in asked):
+                number = planned.identities.index(identity)
+                trained[f"{number} {_trained_for(planned.cell)}"] = cost
+    for training in trainings:
+        if training.skip:
+            continue
+        count = sum(left is None or key in left for key in training.trials())
+        networks += count
+        schedule = training.cell.schedule
+        runs = count * max(len(training.cell.learning_rates), 1)
+        seconds += EXAMPLE_SECONDS * runs * schedule["rounds"] * _examples(schedule)
+    return Forecast(trials=trials, trainings=networks, seconds=seconds + sum(trained.values()))
+
+
+def _examples(schedule: Mapping[str, Any]) -> int:
+    """Examples of a round."""
+    count: int = schedule["batch_size"] * schedule["clients_a_round"] * schedule["local_steps"]
+    return count
+
+
+def _trained_for(cell: Cell) -> str:
+    """What decides the weights at the last look."""
+    return canonical(
+        [cell.dataset, cell.model, cell.model_parameters, cell.weights, cell.federation,
+         cell.rounds, cell.defense, cell.defense_parameters]
+    )  # fmt: skip
+
+
+def in_words(seconds: float) -> str:
+    """Minutes, from two hours on hours."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,98 @@
+"""How long a plan takes: counted by hand from what it says, and as the README says it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leakbench.forecast import EXAMPLE_SECONDS, GRADIENT_SECONDS, forecast, in_words
+from leakbench.planning import plan_cells, plan_trainings
+from leakbench.suite import resolve
+
+TINY = Path(__file__).with_name("tiny.toml").read_text(encoding="utf-8")
+UTILITY = """
+[utility]
+[utility.model]
+name = "mlp"
+[utility.training]
+mode = "federated"
+clients = 20
+clients_a_round = 3
+local_steps = 5
+iterations = 7
+learning_rate = 0.1
+batch_size = { mnist = 4 }
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.replace("victims = 2", "victims = 3") + UTILITY, encoding="utf-8")
+    return str(path)
+
+
+def test_attacks_and_trainings_are_counted(suite: str) -> None:
+    """2 rows x 3 victims x 2 steps of 20 evaluations; 2 networks of 7 rounds x 3 x 5 x 4."""
+    plan = resolve(suite)
+    cells, trainings = plan_cells(plan, None, "cpu"), plan_trainings(plan, None, "cpu")
+    found = forecast(cells, trainings)
+    assert (found.trials, found.trainings) == (6, 2)
+    expected = 6 * 40 * GRADIENT_SECONDS + 2 * 7 * 60 * EXAMPLE_SECONDS
+    assert found.seconds == pytest.approx(expected)
+    assert found.on(4) == pytest.approx(expected / 4)
+    left = {next(iter(cells[0].trials())), next(iter(trainings[1].trials()))}
+    some = forecast(cells, trainings, left)
+    assert (some.trials, some.trainings) == (1, 1)
+    assert some.seconds == pytest.approx(40 * GRADIENT_SECONDS + 7 * 60 * EXAMPLE_SECONDS)
+    assert forecast(cells, trainings, set()).seconds == 0
+
+
+def test_a_sweep_trains_once_a_rate(suite: str) -> None:
+    (first, _) = plan_trainings(resolve(suite), None, "cpu")
+    swept = replace(first, cell=replace(first.cell, learning_rates=(0.1, 0.01, 0.001)))
+    assert forecast([], [swept]).trainings == 1
+    assert forecast([], [swept]).seconds == pytest.approx(3 * forecast([], [first]).seconds)
+
+
+def test_what_is_skipped_takes_no_time(suite: str) -> None:
+    plan = resolve(suite)
+    cells = [replace(cell, skip="no data") for cell in plan_cells(plan, None, "cpu")]
+    trainings = [replace(each, skip="no data") for each in plan_trainings(plan, None, "cpu")]
+    found = forecast(cells, trainings)
+    assert (found.trials, found.trainings, found.seconds) == (0, 0, 0)
+
+
+def test_looks_cost_each_and_the_training_before_them_once(tmp_path: Path) -> None:
+    """The network of round 4 of 9 is trained for a defense and not for each attacker."""
+    text = TINY.replace("[knowledge.naive]", "[knowledge.naive]\n[knowledge.adaptive]")
+    text = text.replace(
+        "[training]\n",
+        '[leak]\nat = "middle"\nobservations = 2\n[training]\nmode = "federated"\nclients = 20\n'
+        "clients_a_round = 3\nlocal_steps = 5\niterations = 9\n",
+    )
+    path = tmp_path / "tiny.toml"
+    path.write_text(text, encoding="utf-8")
+    cells = plan_cells(resolve(str(path)), None, "cpu")
+    assert {cell.cell.rounds for cell in cells} == {(4, 4)} and len(cells) == 4
+    expected = 8 * 2 * 40 * GRADIENT_SECONDS + 2 * 4 * 3 * 5 * 8 * EXAMPLE_SECONDS
+    assert forecast(cells, []).seconds == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "1 min"), (89, "1 min"), (119 * 60, "119 min"), (120 * 60, "2 h"), (33.4 * 3600, "33 h")],
+)
+def test_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_the_readme_says_what_validate_forecasts() -> None:
+    """Of the paper's size of Table III, without LFW, on two cores."""
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (hours,) = re.findall(r"PROFILE=paper`,\s+for\s+which\s+`validate`\s+forecasts\s+(\d+ h)", text)
+    cells = plan_cells(resolve("tifs_table3", "paper"), None, "cpu")
+    assert in_words(forecast(cells, []).on(2)) == hours
