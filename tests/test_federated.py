@@ -129,12 +129,17 @@ class Loop:
         self, name: str, schedule: Schedule, weights: Tensors, rounds: range | None = None
     ) -> Tensors:
         shares = partition(LABELS, schedule, SEED, AXES)
+        velocity: list[Tensor] = []
         for number in range(schedule.rounds) if rounds is None else rounds:
             clients, steps = sample(shares, schedule, SEED, AXES, number)
             updates = []
             for row, client in enumerate(clients):
                 local = {k: nn.Parameter(v.clone()) for k, v in weights.items()}
-                optimiser = torch.optim.SGD(local.values(), lr=schedule.learning_rate)
+                optimiser = torch.optim.SGD(
+                    local.values(), lr=rate_of(schedule, number), momentum=schedule.momentum
+                )
+                for value, moving in zip(local.values(), velocity, strict=False):
+                    optimiser.state[value]["momentum_buffer"] = moving
                 for iteration, step in enumerate(steps):
                     size, padded = schedule.batch_size, step.positions.shape[1]
                     place = Place(number, client, iteration, size, padded)
@@ -150,6 +155,8 @@ class Loop:
                     for k, v in local.items():
                         v.grad = mean[k].detach()
                     optimiser.step()
+                if schedule.clients == 1 and schedule.momentum:
+                    velocity = [optimiser.state[v]["momentum_buffer"] for v in local.values()]
                 place = Place(number, client, 0, schedule.batch_size)
                 moved = {k: local[k].detach() - weights[k] for k in weights}
                 updates.append(self.update(moved, place))
@@ -157,12 +164,26 @@ class Loop:
             if schedule.aggregation == "fed_averaging":
                 factors = [n / sum(held) for n in held]
             else:  # the number expected, or that of fixed_size
-                factors = [1 / schedule.clients_a_round] * len(clients)
+                less = 1 if schedule.divisor == "clients_minus_one" else 0
+                factors = [1 / (schedule.clients_a_round - less)] * len(clients)
             weights = {
                 k: v + sum(f * u[k] for f, u in zip(factors, updates, strict=True))
                 for k, v in weights.items()
             }
         return weights
+
+
+def rate_of(schedule: Schedule, number: int) -> float:
+    """The learning rate of a round, from its closed form."""
+    first, last, done = schedule.learning_rate, schedule.learning_rate_end, number / schedule.rounds
+    if schedule.learning_rate_policy == "step":
+        times = number // schedule.learning_rate_every
+        return float(first * math.prod([schedule.learning_rate_factor] * times))
+    if schedule.learning_rate_policy == "linear":
+        return first * (1 - done) + last * done
+    if schedule.learning_rate_policy == "cosine":
+        return last + (first - last) * math.cos(math.pi * done / 2) ** 2
+    return first
 
 
 def gradient(name: str, weights: Mapping[str, Tensor], position: int) -> Tensors:
@@ -252,7 +273,20 @@ AVERAGING_EQUAL = replace(IID_STEPS, aggregation="fed_averaging")
 POISSON = replace(CENTRAL, sampling="poisson", rounds=4)
 POISSON_STEPS = replace(CENTRAL_STEPS, sampling="poisson")
 COINS = replace(IID_STEPS, sampling="poisson", rounds=4)
+OVERLAP = replace(IID_STEPS, overlap=True, clients=40, examples_a_client=30)
+OVERLAP_CLASSES = replace(OVERLAP, partition="shards", examples_a_client=15)
 SCHEDULES = {
+    "overlap": OVERLAP,
+    "overlap of classes": OVERLAP_CLASSES,
+    "divisor": replace(IID_STEPS, divisor="clients_minus_one"),
+    "momentum": replace(IID_STEPS, momentum=0.9),
+    "momentum, central": replace(CENTRAL, momentum=0.5, rounds=5),
+    "momentum, poisson": replace(POISSON_STEPS, momentum=0.5, rounds=3),
+    "step": replace(
+        IID, rounds=5, learning_rate_policy="step", learning_rate_factor=0.5, learning_rate_every=2
+    ),
+    "linear": replace(CENTRAL, rounds=4, learning_rate_policy="linear", learning_rate_end=0.01),
+    "cosine": replace(CENTRAL, rounds=4, learning_rate_policy="cosine"),
     "central": CENTRAL,
     "central, L=3": CENTRAL_STEPS,
     "iid": IID,
