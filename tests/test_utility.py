@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,24 @@ from typer.testing import CliRunner
 from leakbench import manifest, networks, planning, runner, trials, utility
 from leakbench.chunks import Chunk
 from leakbench.cli import app
-from leakbench.contracts import Setting
+from leakbench.contracts import Defense, Setting
 from leakbench.data import catalog, load
+from leakbench.data.catalog import look_up
 from leakbench.data.datasets import as_unit
 from leakbench.defenses.fed_cdp import FedCDP
 from leakbench.defenses.fed_sdp import FedSDPClient
 from leakbench.errors import LeakbenchError
 from leakbench.federated import train
+from leakbench.networks import first_network
 from leakbench.pretraining import accuracy
 from leakbench.privacy import pld
+from leakbench.privacy.account import epsilon
+from leakbench.privacy.events import PrivacyEvent
 from leakbench.records import Run
 from leakbench.report import cells, costs, renderings
 from leakbench.report.content import Report
 from leakbench.spec import Plan
-from leakbench.streams import NoiseStreams
+from leakbench.streams import NoiseStreams, generator
 from leakbench.suite import resolve
 from leakbench.training_schedule import Schedule
 
@@ -141,6 +146,112 @@ def report_of(plan: Plan, folder: Path) -> Report:
 
 
 # ------------------------------------------------------------------------------ trainings
+
+SWEPT = (
+    ("[utility]\n", "[utility]\nlearning_rates = [0.2, 0.000001]\ndefenses = ['none', 'sdp']\n"),
+    ("iterations = 4", "iterations = 6"),
+    ("networks = 2", "networks = 1"),
+)
+
+
+def test_a_sweep_reports_the_rate_that_held_out_examples_choose(
+    write: Write, tmp_path: Path
+) -> None:
+    """And what it reports is the training at that rate on the rest of the examples."""
+    plan = resolve(write(*SWEPT))
+    run(plan, tmp_path / "swept")
+    found = trained(tmp_path / "swept")
+    assert len(found) == 2
+    for (row, _), record in found.items():
+        (first, held, test), (second, *_) = record["sweep"]
+        assert (first, second) == (0.2, 0.000001)
+        best = max(record["sweep"], key=lambda tried: tried[1])
+        assert record["learning_rate"] == best[0] and record["accuracy"] == best[2]
+        assert record["examples"] == 3600  # a tenth of the embedded sample is held out
+        if row == "none":
+            assert record["learning_rate"] == 0.2 and held > 0.2 and test > 0.2
+    cell = next(cell for cell in plan.utility if cell.row == "none")
+    data = utility.material("mnist", None)
+    order = torch.randperm(4000, generator=generator(3, "held out", "mnist", 0))
+    kept = order[400:].sort().values
+    schedule = Schedule(**{**cell.schedule, "learning_rate": 0.2})
+    model, weights = first_network(cell, look_up("mnist"), 0)
+    again = train(
+        model, weights, data.train[kept], data.train_labels[kept], Defense(), schedule,
+        seed=3, axes=("mnist", 0), noise=NoiseStreams(3, ()),
+    )  # fmt: skip
+    reached = accuracy(model, again.weights, data.test, data.test_labels)
+    assert found["none", 0]["accuracy"] == pytest.approx(reached, abs=1e-6)
+    held_out = as_unit(data.train[order[:400]])
+    shown = accuracy(model, again.weights, held_out, data.train_labels[order[:400]])
+    assert found["none", 0]["sweep"][0][1] == pytest.approx(shown, abs=1e-6)
+
+
+def test_a_training_stops_at_its_budget_to_the_round(write: Write, tmp_path: Path) -> None:
+    """After as many rounds as `account` allows, with the epsilon of those rounds."""
+    private = ("parameters = { clip = 0.5, noise_multiplier = 0.01 }",
+               "parameters = { clip = 0.5, noise_multiplier = 4.0 }")  # fmt: skip
+    chosen = "[utility]\ndefenses = ['sdp']\n"
+    run(resolve(write(private, ("[utility]\n", chosen), ("networks = 2", "networks = 1"))),
+        tmp_path / "all")  # fmt: skip
+    whole = trained(tmp_path / "all")["sdp", 0]
+    assert whole["rounds"] == 4 and whole["stopped"] == ""
+    event = PrivacyEvent(
+        noise_multiplier=whole["privacy"]["events"][0]["noise_multiplier"], sensitivity=1.0,
+        sampling_rate=3 / 20, sampling="fixed_size", steps=4,
+    )  # fmt: skip
+    budget = (
+        sum(
+            epsilon((replace(event, steps=n),), 1e-5, relation="replace_one").epsilon or 0
+            for n in (2, 3)
+        )
+        / 2
+    )
+    stopping = ("[utility]\n", f"{chosen}stop_epsilon = {budget}\n")
+    run(resolve(write(private, stopping, ("networks = 2", "networks = 1"))), tmp_path / "some")
+    stopped = trained(tmp_path / "some")["sdp", 0]
+    assert stopped["rounds"] == 2 and stopped["stopped"] == "epsilon"
+    assert stopped["privacy"]["epsilon"] <= budget < whole["privacy"]["epsilon"]
+    assert stopped["curve"][-1][0] == 2 and stopped["iterations"] == 4
+
+
+def test_a_training_stops_at_its_target(write: Write, tmp_path: Path) -> None:
+    changes = ("[utility]\n", "[utility]\nstop_accuracy = 0.2\ndefenses = ['none', 'sdp']\n")
+    run(resolve(write(changes, ("iterations = 4", "iterations = 12"))), tmp_path / "run")
+    for record in trained(tmp_path / "run").values():
+        shares = [share for _, share in record["curve"]]
+        assert [done for done, _ in record["curve"]] == list(range(record["rounds"] + 1))
+        assert all(share < 0.2 for share in shares[:-1])
+        assert (record["stopped"] == "accuracy") == (shares[-1] >= 0.2)
+    reached = [r for r in trained(tmp_path / "run").values() if r["stopped"]]
+    assert reached and all(r["rounds"] < 12 for r in reached)
+
+
+def test_a_record_logs_its_rounds(done: tuple[Plan, Path]) -> None:
+    for (row, _), record in trained(done[1]).items():
+        assert [each["round"] for each in record["log"]] == [1, 2, 3, 4]
+        for each in record["log"]:
+            assert each["norms"] == sorted(each["norms"]) and each["loss"] > 0
+            noisy = row == "sdp"
+            assert (each["update_distance"] > 0) == noisy
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([("local_steps = 2", "local_steps = 2\nmomentum = 0.9"), ("type = 2", "type = 1")],
+         "key training.momentum"),
+        ([("local_steps = 2", "local_steps = 2\nnormalise = true")], "key training.normalise"),
+        ([("local_steps = 2", "local_steps = 2\naugment = ['flip']")], "key training.augment"),
+        ([("local_steps = 2", "local_steps = 2\nlearning_rate_policy = 'cosine'"),
+          ("type = 2", "type = 1\nat = 1")], "key training.learning_rate_policy"),
+    ],
+)  # fmt: skip
+def test_an_update_that_no_attacker_can_replay_is_refused(
+    write: Write, changes: list[tuple[str, str]], said: str
+) -> None:
+    with pytest.raises(LeakbenchError, match=said):
+        resolve(write(*changes))
 
 
 def test_a_record_says_what_the_training_did(done: tuple[Plan, Path]) -> None:

@@ -251,10 +251,29 @@ def _check_variant(
         text = f"type {leak.type} has no view '{leak.view}'"
         allowed = 'type 2 has "example" and "batch", type 0 has "raw"'
         raise LeakbenchError(f"{where}, key leak.view: {text}; {allowed}")
+    _check_attackable(where, training, leak)
     for rounds in (training.of("iterations", dataset) for dataset in datasets):
         if (last := leak.rounds(rounds)[-1]) >= rounds:
             text = f"a look in round {last}, rounds are 0 to {rounds - 1}"
             raise LeakbenchError(f"{where}, key leak.at: {text}; raise training.iterations")
+
+
+def _check_attackable(where: str, training: TrainingTable, leak: LeakTable) -> None:
+    """What the attacker's own run of the training path does not know."""
+    for key in ("normalise", "augment"):
+        if getattr(training, key):
+            text = "attacked networks take images in [0, 1] as they are; set it in utility.training"
+            raise LeakbenchError(f"{where}, key training.{key}: {text}")
+    if leak.type == 2:
+        return
+    if training.momentum and training.local_steps != 1:
+        text = "an update of several steps with momentum is not replayed; set local_steps = 1"
+        raise LeakbenchError(f"{where}, key training.momentum: {text}, or leak.type = 2")
+    if training.learning_rate_policy != "constant" and any(leak.rounds(2)):
+        text = "updates of later rounds are read in units of one learning rate"
+        raise LeakbenchError(
+            f'{where}, key training.learning_rate_policy: {text}; set "constant", or leak.type = 2'
+        )
 
 
 def model_of(
