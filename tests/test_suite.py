@@ -234,8 +234,8 @@ def test_every_suite_resolves_in_every_profile(path: Path) -> None:
     assert {"quick", "paper"} <= set(parsed.profiles)
     for profile in parsed.profiles:
         plan = resolve(path.stem, profile)
-        assert plan.cells
-        assert plan.networks * plan.victims > 0
+        assert plan.cells or plan.utility
+        assert plan.networks * plan.victims > 0 or not plan.cells
 
 
 def as_table(plan: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:

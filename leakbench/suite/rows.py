@@ -266,7 +266,7 @@ def _check_attackable(where: str, training: TrainingTable, leak: LeakTable) -> N
             raise LeakbenchError(f"{where}, key training.{key}: {text}")
     if leak.type == 2:
         return
-    if training.momentum and training.local_steps != 1:
+    if training.momentum and any(steps > 1 for steps in training.local_steps.values()):
         text = "an update of several steps with momentum is not replayed; set local_steps = 1"
         raise LeakbenchError(f"{where}, key training.momentum: {text}, or leak.type = 2")
     if training.learning_rate_policy != "constant" and any(leak.rounds(2)):
