@@ -36,7 +36,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
 ) -> None:
     """Print the table of a run: rates with intervals, printed numbers, verdicts, notes."""
-    store = _existing(run)
+    store = existing_run(run)
     text = _render(store, _content(store), format)
     if out is None:
         sys.stdout.write(text)
@@ -49,7 +49,7 @@ def gallery(
     out: Annotated[Path | None, typer.Option(help="PNG to write; else RUN/gallery.png.")] = None,
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
-    store = _existing(run)
+    store = existing_run(run)
     from leakbench import manifest
     from leakbench.report import gallery as drawing
 
@@ -73,7 +73,7 @@ def pack(
     folder: Annotated[Path, typer.Argument(help="New folder, to pass on or to commit.")],
 ) -> None:
     """Copy a run without its images: small, and all that a report needs."""
-    store = _existing(run)
+    store = existing_run(run)
     store.pack(folder)
     write_reports(folder, (Format.md, Format.csv))
     picture = store.folder / "gallery.png"
@@ -84,7 +84,7 @@ def pack(
 
 def rescore(run: RunArgument) -> None:
     """Judge a run again by its own rules and today's metrics; nothing is attacked."""
-    store = _existing(run)
+    store = existing_run(run)
     from leakbench import runner
     from leakbench.data.catalog import data_root
 
@@ -113,7 +113,8 @@ def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> tu
     return texts[Format.md], broken
 
 
-def _existing(run: Path) -> Run:
+def existing_run(run: Path) -> Run:
+    """A run by its folder, or by its name below `RUNS`."""
     from leakbench.records import Run
 
     # os.path: unlike Path.exists it never raises, whatever was typed.
@@ -135,10 +136,23 @@ def _render(store: Run, content: Report, format: Format) -> str:
 
     if format is Format.html:
         picture = store.folder / "gallery.png"
-        return renderings.to_html(content, picture.read_bytes() if picture.is_file() else None)
+        gallery = picture.read_bytes() if picture.is_file() else None
+        return renderings.to_html(content, gallery, _training_picture(store))
     make = {
         Format.md: renderings.to_markdown,
         Format.csv: renderings.to_csv,
         Format.json: renderings.to_json,
     }
     return make[format](content)
+
+
+def _training_picture(store: Run) -> bytes | None:
+    """The figure of a run's trainings as PNG; None where nothing was logged."""
+    from leakbench import manifest
+
+    known, records = manifest.read(store), store.records()
+    if not any(record.get("log") for record in records.values()):
+        return None
+    from leakbench.report import training_figure
+
+    return training_figure.draw(known.plan, known.trainings, records)
