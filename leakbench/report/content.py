@@ -93,7 +93,8 @@ class Baselines(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedEntry(SparseEntry):
-    """A paper's numbers as printed; `asr` is "Y" or "N" where it only says whether it succeeds."""
+    """A paper's numbers as printed; `asr` is "Y" or "N" where it only says whether it succeeds, ""
+    where it says neither."""
 
     asr: str
     mse: str | None = None

@@ -329,7 +329,9 @@ def _lines(cell: ReportCell) -> list[_Line]:
         for name, interval in cell.asr.items()
         if not words or name in words
     }
-    lines = [_Line(what="ASR", printed=printed.asr, held=rates, show=rate_words)]
+    lines = []
+    if printed.asr:
+        lines.append(_Line(what="ASR", printed=printed.asr, held=rates, show=rate_words))
     if verdict is None:
         return lines
     for what, text, readings in (

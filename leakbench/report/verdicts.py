@@ -32,7 +32,7 @@ OWN_STOP = "own_stop"
 def printed_entry(printed: Printed) -> PrintedEntry:
     """The numbers there are."""
     return PrintedEntry(
-        asr=printed.asr or str(printed.succeeds),
+        asr=printed.asr or printed.succeeds or "",
         mse=printed.mse,
         rmse=None if printed.mse is not None else printed.rmse,
         attack_iterations=printed.attack_iterations,
@@ -56,10 +56,11 @@ def verdict_of(
     where = f"{file}, printed {printed.dataset}/{printed.row}"
     paper = [rule for rule in rules if rule.paper]
     intervals = {rule.name: trials.success_interval(rule, level=0.90) for rule in paper}
-    if printed.asr is None:
-        failed = printed.succeeds == "N"
+    asr: dict[str, Verdict] = {}
+    failed = printed.succeeds == "N"
+    if printed.succeeds is not None:
         asr = {name: outcome_verdict(not failed, v) for name, v in intervals.items()}
-    else:
+    elif printed.asr is not None:
         rate = _number(printed.asr, f"{where}, key asr", highest=1.0)
         failed = rate == 0
         asr = {name: rate_verdict(rate, v) for name, v in intervals.items()}
@@ -208,7 +209,7 @@ def _sentence(
         return "Nothing was measured."
     labels = {rule.name: rule.label for rule in rules} | {OWN_STOP: "own stop"}
     asr = {"Y": "success", "N": "failure"}.get(printed.succeeds or "", f"rate {printed.asr}")
-    numbers: list[tuple[str, Mapping[str, Verdict]]] = [(asr, found.asr)]
+    numbers: list[tuple[str, Mapping[str, Verdict]]] = [(asr, found.asr)] if found.asr else []
     for what, text, readings in (
         ("MSE", printed.mse, found.mse),
         ("RMSE", printed.rmse, found.rmse),

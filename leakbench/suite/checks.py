@@ -119,9 +119,10 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
     for printed in suite.printed:
         if printed.mse is not None and printed.rmse is not None:
             raise LeakbenchError(f"{file}, key printed: give mse or rmse, not both")
-        if (printed.asr is None) == (printed.succeeds is None):
-            text = "give asr or succeeds, not both or none"
-            raise LeakbenchError(f"{file}, key printed: {text}")
+        if printed.asr is not None and printed.succeeds is not None:
+            raise LeakbenchError(f"{file}, key printed: give asr or succeeds, not both")
+        if all(getattr(printed, key) is None for key in ("asr", "succeeds", "mse", "rmse")):
+            raise LeakbenchError(f"{file}, key printed: give asr, succeeds, mse or rmse")
         for key in ("asr", "mse", "rmse", "attack_iterations"):
             _check_number(getattr(printed, key), f"{file}, key printed.{key}", share=key == "asr")
     _check_printed_utility(suite, file)
