@@ -234,10 +234,13 @@ def test_columns_of_a_table_are_scaled_by_its_training_part() -> None:
 
 def test_breast_cancer_needs_no_root(tmp_path: Path) -> None:
     whole, found = data.load_full("breast_cancer", tmp_path), data.load("breast_cancer")
-    assert torch.equal(whole.train, found.train)
-    assert torch.equal(whole.train_labels, found.train_labels)
-    assert torch.equal(whole.test, found.public)
-    assert torch.equal(whole.test_labels, found.public_labels)
+    assert (len(whole.train), len(whole.test)) == (426, 143)  # the papers' split
+    assert torch.equal(whole.train, torch.cat([found.train, found.public[143:]]))
+    assert torch.equal(
+        whole.train_labels, torch.cat([found.train_labels, found.public_labels[143:]])
+    )
+    assert torch.equal(whole.test, found.public[:143])
+    assert torch.equal(whole.test_labels, found.public_labels[:143])
     assert whole.source == found.source == "sample"
     assert data.as_unit(whole.train) is whole.train
 
@@ -471,9 +474,18 @@ def test_adult_rows_come_in_the_order_of_the_index(samples: Path, tmp_path: Path
     assert torch.equal(found.public, unit[index["public"]])
     assert found.public_labels.tolist() == arrays["y"][index["public"]].tolist()
     assert found.source == whole.source == str(tmp_path / "adult.npz")
-    assert torch.equal(whole.train, unit[:32_561])
-    assert torch.equal(whole.test, unit[32_561:])
-    assert whole.test[-1].tolist() == [1.0] * 105
+    # A quarter tests: all that is public, and of the rest those whose SHA-256 comes first.
+    assert (len(whole.train), len(whole.test)) == (36_631, 12_211)
+    used = {row for part in ("candidates", "train", "public") for row in index[part]}
+    free = sorted(
+        set(range(48_842)) - used,
+        key=lambda row: hashlib.sha256(f"adult:{row}".encode()).hexdigest(),
+    )
+    tested = sorted([*index["public"], *free[:11_211]])
+    assert torch.equal(whole.test, unit[tested])
+    assert torch.equal(whole.train, unit[sorted(set(range(48_842)) - set(tested))])
+    assert whole.train.shape == (36_631, 105)
+    assert unit[-1].tolist() == [1.0] * 105
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"\x80\x04N.", b"PK\x03\x04" + b"\0" * 99])
@@ -957,12 +969,14 @@ def test_lfw_of_the_data_root() -> None:
 @pytest.mark.data
 def test_adult_of_the_data_root() -> None:
     whole, found = full("adult"), data.load("adult")
-    assert whole.train.shape == (32_561, 105)
-    assert whole.test.shape == (16_281, 105)
-    assert int(whole.train_labels.sum()) == 7841  # 24.08 %, as UCI states
-    assert int(whole.test_labels.sum()) == 11_687 - 7841
-    assert whole.train.amin(0).tolist() == [0.0] * 105
-    assert whole.train.amax(0).tolist() == [1.0] * 105
+    assert whole.train.shape == (36_631, 105)
+    assert whole.test.shape == (12_211, 105)
+    positives = int(whole.train_labels.sum()), int(whole.test_labels.sum())
+    assert sum(positives) == 11_687  # 23.93 %, as UCI states
+    assert positives[0] / 36_631 == pytest.approx(0.2393, abs=0.005)
+    assert positives[1] / 12_211 == pytest.approx(0.2393, abs=0.01)
+    assert float(torch.cat([whole.train, whole.test]).min()) == 0
+    assert float(whole.train.max()) == 1
     assert float(whole.test.min()) >= 0
     assert float(whole.test.max()) <= 1
     years = torch.cat([whole.train, whole.test])[:, 0].double() * (90 - 17) + 17
@@ -970,7 +984,8 @@ def test_adult_of_the_data_root() -> None:
     assert torch.bincount(found.candidate_labels).tolist() == [500, 500]
     for labels in (found.candidate_labels, found.train_labels, found.public_labels):
         assert imbalance(labels, 2) == 1
-    assert torch.equal(whole.train[found.candidate_indices], found.candidates)
+    assert set(digests(found.train)) <= set(digests(whole.train))
+    assert set(digests(found.public)) <= set(digests(whole.test))
     assert len(set(digests(found.train) + digests(found.public))) == 5000
     assert found.class_names == ("<=50K", ">50K")
 

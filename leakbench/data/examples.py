@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,22 @@ def listed(
     )
 
 
+def quarter(
+    public: Sequence[int], kept: Sequence[int], *, examples: int, salt: str
+) -> NDArray[np.bool_]:
+    """Which of `examples` rows are for testing: a quarter, rounded up.
+
+    The public rows first, in their order, then those that are neither public nor kept for
+    training, in the order of the SHA-256 of "salt:position". So the candidates are training
+    examples, and whatever is public and not for testing comes last among the public ones.
+    """
+    taken = {*public, *kept}
+    free = sorted(set(range(examples)) - taken, key=lambda position: _key(salt, position))
+    test = np.zeros(examples, dtype=np.bool_)
+    test[[*public, *free][: math.ceil(examples / 4)]] = True
+    return test
+
+
 def public_as_test(examples: Examples) -> Whole:
     """The whole set, where all of it is in `examples`: its public part is the test part."""
     return two_parts(
@@ -188,12 +205,12 @@ def round_robin(labels: Array, salt: str) -> NDArray[np.int64]:
 
     Inside a class they are in the order of the SHA-256 of "salt:position".
     """
+    order = sorted(range(len(labels)), key=lambda position: _key(salt, position))
+    return take_in_turn(np.array(order, dtype=np.int64), labels)
 
-    def key(position: int) -> str:
-        return hashlib.sha256(f"{salt}:{position}".encode("ascii")).hexdigest()
 
-    shuffled = np.array(sorted(range(len(labels)), key=key), dtype=np.int64)
-    return take_in_turn(shuffled, labels)
+def _key(salt: str, position: int) -> str:
+    return hashlib.sha256(f"{salt}:{position}".encode("ascii")).hexdigest()
 
 
 def take_in_turn(positions: NDArray[np.int64], labels: Array) -> NDArray[np.int64]:

@@ -111,6 +111,7 @@ class Drawn:
     A client's draw is made when it is asked for and kept nowhere, so that memory does not grow
     with N. labels (n,); classes: None draws from all examples, a number from so many classes
     chosen at random, an equal part from each (one more from the first where it does not divide).
+    What a class has too few for comes from further classes, as large a part of each at most.
     stream: the generator of a client.
 
     Raises:
@@ -136,8 +137,10 @@ class Drawn:
                 f"partition 'shards': {self.classes} classes a client of {len(members)}; "
                 f"allowed: 1 to {len(members)}"
             )
-        else:  # whichever classes it is
-            most = min(map(len, members)) * self.classes
+        else:  # whichever classes it is, of them alone or with further ones
+            sizes = [len(found) for found in members]
+            part = self.each // self.classes
+            most = max(min(sizes) * self.classes, sum(min(size, part) for size in sizes))
         if not 0 < self.each <= most:
             raise LeakbenchError(
                 f"training: a client cannot draw {self.each} examples of {most}; "
@@ -154,12 +157,17 @@ class Drawn:
         stream = self.stream(client)
         if self.classes is None:
             return torch.randperm(len(self.labels), generator=stream)[: self.each]
-        chosen = torch.randperm(len(self._members), generator=stream)[: self.classes]
-        parts = []
-        for number, label in enumerate(chosen.tolist()):
-            members = self._members[label]
+        parts: list[Tensor] = []
+        missing = self.each
+        for number, label in enumerate(torch.randperm(len(self._members), generator=stream)):
+            members = self._members[int(label)]
             wanted = self.each // self.classes + (number < self.each % self.classes)
-            parts.append(members[torch.randperm(len(members), generator=stream)[:wanted]])
+            parts.append(
+                members[torch.randperm(len(members), generator=stream)[: min(wanted, missing)]]
+            )
+            missing -= len(parts[-1])
+            if not missing:
+                break
         together = torch.cat(parts)
         return together[torch.randperm(len(together), generator=stream)]
 

@@ -28,6 +28,7 @@ class DenseNet:
     input_shape: tuple[int, ...]
     outputs: int
     widths: tuple[int, ...] = (64, 32)
+    bias: bool = True
     loss: Loss = "cross_entropy"
     scheme: Scheme = "uniform"
     mixes_examples: ClassVar[bool] = False
@@ -43,7 +44,8 @@ class DenseNet:
         shapes: dict[str, tuple[int, ...]] = {}
         for number, (inputs, units) in enumerate(pairwise(widths), start=1):
             shapes[f"dense{number}.weight"] = (units, inputs)
-            shapes[f"dense{number}.bias"] = (units,)
+            if self.bias:
+                shapes[f"dense{number}.bias"] = (units,)
         return shapes
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -54,7 +56,7 @@ class DenseNet:
         """(b, *input_shape) -> (b, outputs)."""
         hidden, last = inputs.flatten(1), len(self.widths) + 1
         for number in range(1, last + 1):
-            weight, bias = weights[f"dense{number}.weight"], weights[f"dense{number}.bias"]
+            weight, bias = weights[f"dense{number}.weight"], weights.get(f"dense{number}.bias")
             hidden = functional.linear(hidden, weight, bias)
             if number < last:
                 hidden = torch.relu(hidden)
@@ -66,13 +68,17 @@ class MLP(Architecture):
     """Hidden dense ReLU layers, of 64 and 32 units by default, one dense head; also for tables.
 
     Args:
-        widths: units of the hidden layers; [] is logistic regression.
+        widths: units of the hidden layers; [] is logistic regression. The federated code released
+            with the TPDS and ICDCS papers has 600 and 100 for tables, and no biases.
+        bias: whether layers have biases; without, the closed form for a dense first layer has
+            nothing to divide by.
         loss: cross_entropy, binary_cross_entropy or mean_squared_error.
         one_output: a single output for two classes, under a loss other than cross-entropy.
     """
 
     name: ClassVar[str] = "mlp"
     widths: tuple[int, ...] = (64, 32)
+    bias: bool = True
     loss: Loss = "cross_entropy"
     one_output: bool = False
 
@@ -88,6 +94,6 @@ class MLP(Architecture):
         except LeakbenchError as error:
             raise LeakbenchError(f"model '{self.name}', key one_output: {error}") from None
         return DenseNet(
-            input_shape=input_shape, outputs=outputs, widths=self.widths, loss=self.loss,
-            scheme=scheme,
+            input_shape=input_shape, outputs=outputs, widths=self.widths, bias=self.bias,
+            loss=self.loss, scheme=scheme,
         )  # fmt: skip

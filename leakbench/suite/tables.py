@@ -49,6 +49,7 @@ _OrTable = BeforeValidator(
 Whole = Annotated[dict[str, Positive], _OrTable]
 """A whole number for all data sets, or a table by data set."""
 Real = Annotated[dict[str, PositiveNumber], _OrTable]
+Partitions = Annotated[dict[str, Literal["iid", "shards", "dirichlet"]], _OrTable]
 Share = Annotated[dict[str, Annotated[float, Field(gt=0, lt=1)]], _OrTable]
 
 
@@ -91,9 +92,10 @@ class TrainingTable(TomlTable):
     """[training] who trains on what, and how long; `batch_size` by data set, "*" for others.
 
     central: one client, one local step. federated: a client takes `local_steps` steps, each on
-    `batch_size` examples of its own. `iterations` are rounds. These two and `learning_rate` are a
-    number, or a table by data set. The other keys are those of `training_schedule.Schedule`; they
-    count where the network is trained: in [utility], and before a leak later than the first.
+    `batch_size` examples of its own. `iterations` are rounds. These two, `learning_rate`,
+    `partition` and `classes_a_client` are a value, or a table by data set. The other keys are those
+    of `training_schedule.Schedule`; they count where the network is trained: in [utility], and
+    before a leak later than the first.
     """
 
     mode: Literal["central", "federated"] = "central"
@@ -115,8 +117,8 @@ class TrainingTable(TomlTable):
     sampling: Literal["fixed_size", "poisson"] = "fixed_size"
     aggregation: Literal["fed_sgd", "fed_averaging"] = "fed_sgd"
     divisor: Literal["clients", "clients_minus_one"] = "clients"
-    partition: Literal["iid", "shards", "dirichlet"] = "iid"
-    classes_a_client: Positive = 2
+    partition: Partitions = {ANY_DATA_SET: "iid"}
+    classes_a_client: Whole = {ANY_DATA_SET: 2}
     concentration: PositiveNumber = 0.5
 
     def of(self, key: Literal["batch_size", "iterations", "local_steps"], dataset: str) -> int:
@@ -134,7 +136,10 @@ class TrainingTable(TomlTable):
         return found | {"augment": tuple(self.augment)}
 
 
-BY_DATA_SET = ("batch_size", "iterations", "local_steps", "learning_rate", "examples_a_client")
+BY_DATA_SET = (
+    "batch_size", "iterations", "local_steps", "learning_rate", "examples_a_client", "partition",
+    "classes_a_client",
+)  # fmt: skip
 """Keys of a training that are tables by data set."""
 
 

@@ -39,10 +39,21 @@ FIELDS = len(NUMBERS) + len(CATEGORIES) + 1
 
 
 def read_breast_cancer_full(entry: Entry, files: Sequence[Path]) -> Whole:
-    """All rows, the public ones for testing: there is no official split."""
-    from leakbench.data.examples import public_as_test
+    """All rows, 143 of the public ones for testing; see `examples.quarter`."""
+    import numpy as np
 
-    return public_as_test(read_embedded(entry, files))
+    from leakbench.data import examples
+
+    found = read_embedded(entry, files)
+    public = np.flatnonzero(found.split == examples.PUBLIC).tolist()
+    kept = np.flatnonzero(found.split != examples.PUBLIC).tolist()
+    return examples.two_parts(
+        found.images,
+        found.labels,
+        examples.quarter(public, kept, examples=len(found.labels), salt=entry.name),
+        class_names=found.class_names,
+        source=found.source,
+    )
 
 
 def read_adult(entry: Entry, files: Sequence[Path]) -> Examples:
@@ -60,14 +71,15 @@ def read_adult(entry: Entry, files: Sequence[Path]) -> Examples:
 
 
 def read_adult_full(entry: Entry, files: Sequence[Path]) -> Whole:
-    """All rows of adult.npz."""
-    from leakbench.data.examples import two_parts
+    """All rows of adult.npz, a quarter of them for testing; see `examples.quarter`."""
+    from leakbench.data import examples
 
-    rows = _adult_rows(entry, files[0])
-    return two_parts(
+    rows, index = _adult_rows(entry, files[0]), examples.index_list(INDICES)
+    kept = [*index["candidates"], *index["train"]]
+    return examples.two_parts(
         rows["x"],
         rows["y"],
-        rows["is_test"] == 1,
+        examples.quarter(index["public"], kept, examples=len(rows["y"]), salt=entry.name),
         class_names=entry.class_names,
         source=str(files[0]),
     )
@@ -148,7 +160,7 @@ ENTRIES = (
         sample="breast_cancer.npz",
         sample_counts=(200, 200, 169),
         root_files=(),
-        full_counts=(400, 169),
+        full_counts=(426, 143),
         licence="CC BY 4.0",
         read=read_embedded,
         read_full=read_breast_cancer_full,
@@ -162,7 +174,7 @@ ENTRIES = (
         sample=None,
         sample_counts=(1000, 3000, 1000),
         root_files=("adult.npz",),
-        full_counts=(32_561, 16_281),
+        full_counts=(36_631, 12_211),
         licence="CC BY 4.0; answers of real people",
         read=read_adult,
         read_full=read_adult_full,
