@@ -73,6 +73,23 @@ def test_clients_of_two_classes_hold_both_in_equal_parts() -> None:
     assert sorted(Counter(LABELS[uneven[0]].tolist()).values()) == [13, 13, 14]
 
 
+def test_what_a_class_has_too_few_for_comes_from_further_classes() -> None:
+    """As for LFW: 300 images of about 15 people, of whom most have fewer than 20."""
+    labels = torch.repeat_interleave(torch.arange(10), torch.tensor([3, 60] * 5))
+    wanted = replace(MANY, partition="shards", classes_a_client=4, examples_a_client=40)
+    shares = partition(labels, wanted, SEED, AXES)
+    numbers = set()
+    for client in range(50):
+        held = Counter(labels[shares[client]].tolist())
+        assert sum(held.values()) == len(set(shares[client].tolist())) == 40
+        assert max(held.values()) <= 10 and all(held[few] <= 3 for few in range(0, 10, 2))
+        numbers.add(len(held))
+    assert 4 in numbers and len(numbers) > 2
+    too_many = replace(wanted, classes_a_client=9, examples_a_client=120)
+    with pytest.raises(LeakbenchError, match="cannot draw 120 examples of 80"):  # 5 x 3 + 5 x 13
+        partition(labels, too_many, SEED, AXES)
+
+
 def test_a_draw_depends_on_no_other_client_and_is_kept_nowhere() -> None:
     few, many = (
         partition(LABELS, replace(MANY, clients=number), SEED, AXES) for number in (50, 10**6)

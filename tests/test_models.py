@@ -106,6 +106,22 @@ def test_mlp_is_that_of_torch_layers(shape: tuple[int, ...], parameters: int) ->
     torch.testing.assert_close(logits, network(inputs).detach(), rtol=1e-5, atol=1e-5)
 
 
+def test_mlp_without_biases_is_that_of_the_released_code() -> None:
+    model = build("mlp", (105,), 2, "default", {"widths": [600, 100], "bias": False})
+    weights = draw(model)
+    assert {key: tuple(value.shape) for key, value in weights.items()} == {
+        "dense1.weight": (600, 105), "dense2.weight": (100, 600), "dense3.weight": (2, 100),
+    }  # fmt: skip
+    network = nn.Sequential(
+        nn.Linear(105, 600, bias=False), nn.ReLU(),
+        nn.Linear(600, 100, bias=False), nn.ReLU(), nn.Linear(100, 2, bias=False),
+    )  # fmt: skip
+    network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
+    rows = torch.rand(6, 105, generator=generator(0, "inputs"))
+    expected = network(rows).detach()
+    torch.testing.assert_close(model.logits(weights, rows), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 @pytest.mark.parametrize("shape", [(30,), (28, 28), ()], ids=str)
 def test_image_models_refuse_tables(name: str, shape: tuple[int, ...]) -> None:
