@@ -1,8 +1,8 @@
 """Batch clipping: the gradients of subsets are clipped, whole or layer by layer.
 
-Six defenses of Nguyen, Nguyen, Nguyen and van Dijk, "Batch clipping and adaptive layerwise
+Five defenses of Nguyen, Nguyen, Nguyen and van Dijk, "Batch clipping and adaptive layerwise
 clipping for differential private stochastic gradient descent", that differ in what is clipped
-together, to which bound, and by which algorithm a subset's gradient is made.
+together and to which bound.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from leakbench.contracts import (
 )
 from leakbench.errors import LeakbenchError, require_at_least
 from leakbench.parameters import check_kinds, require_in
+from leakbench.schedules import stepped
 
 Layer = Literal["tensor", "layer"]
 Names = tuple[str, ...]
@@ -90,11 +91,6 @@ def similar(norms: Mapping[Names, Tensor], groups: int) -> list[Names]:
     widest = sorted(range(len(ratios)), key=lambda place: -ratios[place])[: groups - 1]
     edges = [0, *sorted(place + 1 for place in widest), len(ordered)]
     return [tuple(name for names in ordered[a:b] for name in names) for a, b in pairwise(edges)]
-
-
-def left_of_clip(factor: float, every: int, round: int) -> float:
-    """What is left of a bound in 0-based `round` that is multiplied by `factor` every so many."""
-    return float(factor ** (round // every))
 
 
 def _of(gradients: Gradients, names: Names) -> Gradients:
@@ -221,7 +217,7 @@ class SubsetClipping(Defense):
 
     def _left(self, round: int) -> float:
         """What decay has left of the bounds in this round."""
-        return left_of_clip(self.clip_factor, self.clip_every, round)
+        return stepped(self.clip_factor, self.clip_every, round)
 
     def _noise_bounds(self, state: Constants, round: int) -> dict[str, Tensor]:
         """Parameter name -> the C_h its noise is scaled by in this round."""

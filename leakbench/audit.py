@@ -325,6 +325,7 @@ class _Tap:
             batch_size=size,
             clients=clients,
             noise=noise,
+            learning_rate=1.0,
             public=lambda *_: [
                 Gradients(
                     {k: v[None, None] / size for k, v in self.canary.tensors.items()},

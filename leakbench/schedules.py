@@ -86,6 +86,11 @@ def decayed(
     return last + (first - last) * height
 
 
+def stepped(factor: float, every: int, round: int) -> float:
+    """What is left in 0-based `round` of 1 that is multiplied by `factor` after every so many."""
+    return float(factor ** (round // every))
+
+
 def check_ends(where: str, kind: Decay, first: float, last: float) -> None:
     """Refuse an exponential decay to or from 0, which it never reaches."""
     if kind == "exponential" and first != last and not (first > 0 and last > 0):

@@ -395,7 +395,7 @@ def _hook_inputs(path: _Path) -> list[tuple[str, Gradients]]:
 def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
     defense = path.defense
     noise = NoiseStreams(SEED, ("check",))
-    context = Context(batch_size=path.size, clients=(0, 1), noise=noise)
+    context = Context(batch_size=path.size, clients=(0, 1), noise=noise, learning_rate=0.1)
     before = {k: v.clone() for k, v in given.tensors.items()}
     random_state = torch.random.get_rng_state()
 
@@ -483,7 +483,7 @@ def _check_rounds(path: _Path) -> None:
     for number, clients in enumerate(((0, 1), (2, 3, 4))):
         context = Context(
             round=number, total=2, batch_size=path.size, clients=clients,
-            noise=NoiseStreams(SEED, ("check",)),
+            noise=NoiseStreams(SEED, ("check",)), local_steps=2, learning_rate=0.1,
         )  # fmt: skip
         try:
             done = run_round(

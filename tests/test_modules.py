@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from leakbench import data
 from leakbench.architectures import Architecture, assemble
 from leakbench.breach import ContractBreach
+from leakbench.defenses.batch_clipping import layers_of
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import of_batch
 from leakbench.model_checks import check_model
@@ -289,6 +290,23 @@ COUNTS = {
     "cnn3x3": 3 * 32 * 9 + 32 * 64 * 9 + 64 * 36 * 10,
     "resnet18": 11_173_962,  # the ResNet-18 of CIFAR-10
 }
+
+
+# Of the batch-clipping paper: tensors of ResNet-18, layers of BN-LeNet-5 (appendices A.4 and B.1).
+LAYERS = [("resnet18", "batch_train", "tensor", 62), ("bn_lenet5", None, "layer", 8),
+          ("convnet", "batch_train", "layer", 9), ("convnet", "none", "layer", 5),
+          ("resnet18", "none", "tensor", 22)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "norm", "layer", "count"), LAYERS)
+def test_layers_are_counted_as_in_the_paper(
+    name: str, norm: str | None, layer: Any, count: int
+) -> None:
+    architecture = load("models", name)(**({} if norm is None else {"norm": norm}))
+    model = assemble(architecture, (3, 32, 32), 10, "default")
+    names = model.init(generator(0, "w"), torch.float32)
+    assert len(layers_of(names, layer)) == count
+    assert model.mixes_examples is (norm != "none")
 
 
 @pytest.mark.parametrize(("name", "parameters"), COUNTS.items())

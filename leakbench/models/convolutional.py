@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -18,6 +18,9 @@ class ConvNet(Architecture):
 
     The "convnet" of the batch-clipping paper, its Table 1, where the activation is printed in the
     convolution's row, so before the BatchNorm. BatchNorm normalises by the batch at hand.
+
+    Args:
+        norm: "batch_train", or "none" for the network without BatchNorm (appendix A.3).
     """
 
     name: ClassVar[str] = "convnet"
@@ -25,12 +28,14 @@ class ConvNet(Architecture):
     takes: ClassVar[Takes] = "images"
     head: ClassVar[str] = "17.weight"
     mode: ClassVar[Mode] = "train"
+    norm: Literal["batch_train", "none"] = "batch_train"
 
     def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> nn.Module:
         layers: list[nn.Module] = []
         channels = input_shape[0]
         for width in (32, 64, 64, 128):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(width)]
+            normal = nn.BatchNorm2d(width) if self.norm == "batch_train" else nn.Identity()
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), normal]
             layers.append(nn.AvgPool2d(2) if width < 128 else nn.AdaptiveAvgPool2d(1))
             channels = width
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, classes))

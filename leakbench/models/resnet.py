@@ -28,14 +28,15 @@ class ResNet18(Architecture):
     Args:
         norm: "group" for GroupNorm of 32 groups; "batch_train" for BatchNorm over the batch at
             hand, which mixes its examples; "batch_eval" for BatchNorm by running statistics, which
-            are those of a new network, mean 0 and variance 1: nothing updates them.
+            are those of a new network, mean 0 and variance 1: nothing updates them; "none" for no
+            normalisation (batch-clipping paper, appendix A.3).
     """
 
     name: ClassVar[str] = "resnet18"
     paper: ClassVar[str] = "He et al., 2016"
     takes: ClassVar[Takes] = "images"
     head: ClassVar[str] = "fc.weight"
-    norm: Literal["group", "batch_eval", "batch_train"] = "group"
+    norm: Literal["group", "batch_eval", "batch_train", "none"] = "group"
 
     @property
     def mode(self) -> Mode:
@@ -43,10 +44,12 @@ class ResNet18(Architecture):
         return "train" if self.norm == "batch_train" else "eval"
 
     def build(self, input_shape: tuple[int, ...], classes: int, scheme: Scheme) -> nn.Module:
-        groups: Callable[[int], nn.Module] = partial(nn.GroupNorm, GROUPS)
-        module: nn.Module = resnet18(
-            num_classes=classes, norm_layer=groups if self.norm == "group" else None
-        )
+        layer: Callable[[int], nn.Module] = nn.BatchNorm2d
+        if self.norm == "group":
+            layer = partial(nn.GroupNorm, GROUPS)
+        elif self.norm == "none":
+            layer = nn.Identity
+        module: nn.Module = resnet18(num_classes=classes, norm_layer=layer)
         module.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
         module.maxpool = nn.Identity()
         return module
