@@ -382,11 +382,34 @@ def test_accuracies_are_those_that_were_published() -> None:
         ours = plan.printed_utility[place].accuracy
         found = ours if row["metric"] == "accuracy" else plan.printed[place].asr
         assert found == row["value"]
-    table4 = resolve("tpds_table4", "paper").printed_utility
+
+
+def test_tpds_table4_prints_what_was_published() -> None:
+    printed = resolve("tpds_table4", "paper").printed_utility
+    rows = {"non_private": ["none"], "fed_sdp": ["fed_sdp"]}
+    rows |= {name: [name, f"{name}_sum"] for name in ("fed_cdp", "fed_alpha_cdp")}
+    compared = 0
     for row in published("tpds_table4"):
-        if (row["dataset"], row.get("N"), row.get("Kt")) == ("mnist", "100", "10%"):
-            place = "mnist", "none" if row["method"] == "non_private" else row["method"]
-            assert table4[place].accuracy == row["value"]
+        variant = "n100_k10"  # one time is printed for all columns
+        if row["metric"] == "accuracy":
+            variant = f"n{row['N']}_k{row['Kt'].removesuffix('%')}"
+        for defense in rows[row["method"]]:
+            assert getattr(printed["mnist", f"{variant}/{defense}"], row["metric"]) == row["value"]
+            compared += 1
+    assert compared == (12 + 1) * 6
+    # By hand, where the tables are not.
+    assert printed["mnist", "n10000_k50/fed_alpha_cdp"].accuracy == "0.98"
+
+
+def test_tpds_table4_trains_the_clients_that_the_paper_has() -> None:
+    plan = resolve("tpds_table4", "paper")
+    found = {cell.row: cell.schedule for cell in plan.utility}
+    assert len(found) == 72
+    one = found["n10000_k20/fed_cdp"]
+    assert (one["clients"], one["clients_a_round"], one["examples_a_client"]) == (10_000, 2000, 500)
+    assert all(s["overlap"] and s["rounds"] == s["local_steps"] == 100 for s in found.values())
+    assert next(cell.row for cell in resolve("tpds_table4").utility) == "n100_k10/none"
+    assert len(resolve("tpds_table4").utility) == 6
 
 
 def test_a_profile_runs_its_own_data_sets(write: Callable[[str], str]) -> None:

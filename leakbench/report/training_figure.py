@@ -19,6 +19,7 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from leakbench.described import PlannedTraining
 from leakbench.errors import LeakbenchError
@@ -226,6 +227,7 @@ def _panel(axes: Axes, block: Block, panel: str) -> None:
             )  # fmt: skip
     axes.set_title(head, fontsize=8, loc="left", pad=3)
     axes.set_xlabel("rounds", fontsize=7, labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.tick_params(labelsize=7, length=2, pad=1.5)
     axes.grid(True, color="#e3e6ea", linewidth=0.6)
     axes.margins(x=0.03)
@@ -239,7 +241,7 @@ def _panel(axes: Axes, block: Block, panel: str) -> None:
     elif positive and max(positive) > 8 * min(positive):
         axes.set_yscale("log")  # a zero, of an update that nothing changed, is not shown
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(values) or 1)
 
 
 def _spaced(points: int, line: int) -> tuple[int, int]:
