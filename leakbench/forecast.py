@@ -14,8 +14,9 @@ GRADIENT_SECONDS = 2e-3
 """One evaluation of a dummy image's gradient and its derivative: 1.4 to 3 ms were measured on the
 sigmoid networks, one core (results/tifs_table3-quick)."""
 
-EXAMPLE_SECONDS = 1e-3
-"""One example of a local step of a training, on one core."""
+EXAMPLE_SECONDS = 5e-4
+"""One example of a local step of a training, on one core: 0.25 to 0.45 ms were measured with single
+examples clipped and noise (docs/decisions/0007-training-by-hand.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

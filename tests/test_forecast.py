@@ -96,3 +96,32 @@ def test_the_readme_says_what_validate_forecasts() -> None:
     (hours,) = re.findall(r"PROFILE=paper`,\s+for\s+which\s+`validate`\s+forecasts\s+(\d+ h)", text)
     cells = plan_cells(resolve("tifs_table3", "paper"), None, "cpu")
     assert in_words(forecast(cells, []).on(2)) == hours
+
+
+MEDIUM = (
+    "batches", "icdcs_table7", "ladder", "tabular", "tifs_table3", "tpds_section4", "tpds_table1",
+    "tpds_table3",
+)  # fmt: skip
+
+
+def medium_minutes(name: str) -> float:
+    """Of the profile on two cores; data sets that are not here take as long as those that are."""
+    plan = resolve(name, "medium")
+    cells = plan_cells(plan, None, "cpu")
+    budgets = {(each.cell.row, each.cell.knowledge): each.budget for each in cells if not each.skip}
+    here = [
+        replace(each, skip="", budget=budgets.get((each.cell.row, each.cell.knowledge), most))
+        for most in [max(budgets.values(), default=0)]
+        for each in cells
+    ]
+    return forecast(here, plan_trainings(plan, None, "cpu")).on(2) / 60
+
+
+def test_a_medium_profile_ends_within_90_minutes() -> None:
+    assert 20 < medium_minutes("ladder") <= 90
+
+
+@pytest.mark.slow
+def test_every_medium_profile_ends_within_90_minutes() -> None:
+    minutes = {name: medium_minutes(name) for name in MEDIUM}
+    assert {name: found for name, found in minutes.items() if found > 90} == {}
