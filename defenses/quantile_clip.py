@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,10 +33,16 @@ from leakbench.parameters import check_kinds, require_in
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """C_t of every tensor, () or (clients,), and the noisy fraction of examples under it."""
+    """C_t of every tensor, () or (clients,), and the noisy fraction of examples under it.
+
+    used: C_t of the last local step. following: where C_t stands still in a round, what it becomes
+    at its end.
+    """
 
     clip: Mapping[str, Tensor]
     fraction: Mapping[str, Tensor] | None = None
+    used: Mapping[str, Tensor] | None = None
+    following: Mapping[str, Tensor] | None = None
 
     def over_examples(self) -> dict[str, Tensor]:
         """Bounds with a singleton example axis."""
@@ -50,14 +56,18 @@ class QuantileClip(Defense):
     on_examples: clip each tensor to its bound C_t, add noise z C_t under `per_example`, and count
     the examples under the bound: indicators centred by 1/2 (sensitivity 1/2), summed, N(0,
     sigma_b^2) added, divided by B, shifted back, clamped to [0, 1]. on_batch: noise of the other
-    conventions, still with C_t, and then C_{t+1} = C_t exp(-eta (b - gamma)). At t = 0 it *is* the
-    fixed baseline with C = C_0, but for the privacy that the counts spend.
+    conventions, still with C_t. Then C_{t+1} = C_t exp(-eta (b - gamma)): by `update` once a round,
+    with b the mean over its clients and local steps, or in every local step of a client by his own
+    b (clients are then merged by their mean bound). At t = 0 it *is* the fixed baseline with C =
+    C_0, but for the privacy that the counts spend. "round" is the original, and the code that TPDS
+    says to adopt; in central training, as in TIFS, a round is a step and both are the same.
 
     Guarantee: a local step releases the gradient (sensitivity sqrt(M) C_t) and M noisy counts (1/2
     each, std sigma_b), both around what was released before, which alone sets weights and C_t. So
     the mu of all add up in squares, over every step the example is in: mu^2 = uses (mu_gradient^2 +
     M / (2 sigma_b)^2). C_t after the round tells all its counts. A type-2 tap sees the counts of
-    the steps before it only; who taps rounds one after another sees all, in the bounds. Zero
+    the steps before it only, and under "round" of none; who taps rounds one after another sees all,
+    in the bounds. Zero
     gradients count as under the bound; nan makes the example's tensor nan, inf makes it nan and
     zeros, and both count as above it.
 
@@ -65,7 +75,7 @@ class QuantileClip(Defense):
         clip: C_0, the first bound of every tensor (TIFS: 4).
         noise_multiplier: z, std of the gradient noise over C_t (TIFS: 6).
         quantile: gamma. learning_rate: eta. count_noise: sigma_b / B (1/20 in the paper).
-        convention: where the gradient noise enters.
+        convention: where the gradient noise enters. update: when the bounds move.
     """
 
     name: ClassVar[str] = "quantile_clip"
@@ -76,6 +86,7 @@ class QuantileClip(Defense):
     learning_rate: float = 0.2
     count_noise: float = 0.05
     convention: NoiseConvention = "per_example"
+    update: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self.clip, self.noise_multiplier)
@@ -89,8 +100,10 @@ class QuantileClip(Defense):
         return Bounds({k: torch.full_like(v.flatten()[0], self.clip) for k, v in weights.items()})
 
     def merge(self, state: Bounds) -> Bounds:
-        """The mean of the clients' bounds."""
-        return Bounds({name: bound.mean() for name, bound in state.clip.items()})
+        """The mean of the clients' bounds; of what follows, that by the mean of their fractions."""
+        if state.following is None:
+            return Bounds({name: bound.mean() for name, bound in state.clip.items()})
+        return Bounds({name: bound.log().mean().exp() for name, bound in state.following.items()})
 
     def on_examples(
         self, gradients: Gradients, state: Bounds, context: Context
@@ -110,11 +123,14 @@ class QuantileClip(Defense):
         std = self._std(gradients, state.clip)
         shown = add_noise(gradients, context, self.convention, "batch", std)
         assert state.fraction is not None
+        once = self.update == "round"
+        rate = self.learning_rate / (context.local_steps if once else 1)
+        before = state.clip if state.following is None else state.following
         moved = {
-            k: c * torch.exp(-self.learning_rate * (state.fraction[k] - self.quantile))
-            for k, c in state.clip.items()
+            k: c * torch.exp(-rate * (state.fraction[k] - self.quantile)) for k, c in before.items()
         }
-        return shown, Bounds(moved)
+        used = {k: bound.expand_as(moved[k]) for k, bound in state.clip.items()}  # one a client
+        return shown, Bounds(used, used=used, following=moved) if once else Bounds(moved, used=used)
 
     def _std(self, gradients: Gradients, bounds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -141,7 +157,9 @@ class QuantileClip(Defense):
             setting=setting,
         )
         tapped = observer in ("type2", "type2_batch")
-        counted = setting.uses(observer) - 1 if tapped else setting.uses(observer)
+        counted = setting.uses(observer)
+        if tapped:
+            counted = 0 if self.update == "round" else counted - 1
         if promise.mu is None or promise.noise_std is None:
             return promise
         if counted == 0:
@@ -160,10 +178,17 @@ class QuantileClip(Defense):
     def noise_std(
         self, observer: Observer, weights: Weights, state: Bounds, context: Context
     ) -> dict[str, float] | None:
-        """None behind several local steps: the bounds move with each."""
+        """None behind several local steps if the bounds move with each."""
         share = visible_noise(observer, self.convention, context)
-        if share is None or (observer in UPDATES and context.local_steps > 1):
+        moving = self.update == "step" and observer in UPDATES and context.local_steps > 1
+        if share is None or moving:
             return None
         return {
             name: share * self.noise_multiplier * float(bound) for name, bound in state.clip.items()
         }
+
+    def scales(self, state: Bounds, context: Context) -> Mapping[str, float]:
+        """C_t is the mean over tensors and clients, of the last local step."""
+        used = state.clip if state.used is None else state.used
+        clip = float(torch.stack([bound.mean() for bound in used.values()]).mean())
+        return {"clip": clip, "noise_multiplier": self.noise_multiplier, "sensitivity": clip}

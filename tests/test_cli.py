@@ -141,7 +141,7 @@ def test_data_list_names_what_is_missing(leakbench: Command, tmp_path: Path) -> 
 def test_validate_tells_and_runs_nothing(leakbench: Command, tmp_path: Path) -> None:
     done = leakbench("validate", "tifs_table3", "--device", "cpu", cwd=tmp_path)
     assert done.code == 0, done.errors
-    assert "lfw: 6 rows x 2 attackers x 2 networks x 8 victims skipped" in done.out
+    assert "lfw: 7 rows x 2 attackers x 2 networks x 8 victims skipped" in done.out
     assert "52 cells" in done.out
     assert not list(tmp_path.iterdir())
 

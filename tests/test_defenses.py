@@ -441,7 +441,7 @@ def test_one_quantile_update_by_hand() -> None:
     norms = torch.tensor([0.5, 1.0, 1.5, 2.5, 3.0])
     defense = QuantileClip(
         clip=2.0, noise_multiplier=3.0, quantile=0.4, learning_rate=0.7, count_noise=0.0,
-        convention="mean",
+        convention="mean", update="step",
     )  # fmt: skip
     here = Context(clients=(0,), batch_size=5, noise=NoiseStreams(1, ()))
     examples, state = defense.on_examples(of_norms(norms), defense.init(TWO), here)
@@ -453,6 +453,63 @@ def test_one_quantile_update_by_hand() -> None:
         "batch/a", 0, 0, 0, (2,)
     )
     torch.testing.assert_close(shown.tensors["a"], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_bounds_stand_still_in_a_round_and_move_at_its_end() -> None:
+    """Two clients, three local steps: C exp(-eta (b - gamma)), b the mean of all six fractions."""
+    norms = torch.tensor(
+        [
+            [[0.5, 1.0, 1.5, 2.5], [0.5, 2.5, 3.0, 3.5]],  # under 2: .75 and .25
+            [[2.5, 2.5, 2.5, 2.5], [0.5, 0.5, 0.5, 0.5]],  # 0 and 1
+            [[0.5, 0.5, 2.5, 2.5], [0.5, 0.5, 0.5, 3.0]],  # .5 and .75
+        ]
+    )
+    defense = QuantileClip(
+        clip=2.0, noise_multiplier=3.0, quantile=0.4, learning_rate=0.7, count_noise=0.0,
+        convention="mean",
+    )  # fmt: skip
+    state = defense.init({"a": torch.zeros(2)})
+    for iteration, each in enumerate(norms):
+        here = Context(
+            clients=(0, 1), batch_size=4, iteration=iteration, local_steps=3,
+            noise=NoiseStreams(1, ()),
+        )  # fmt: skip
+        value = each[..., None] * torch.tensor([0.6, 0.8])
+        given = Gradients({"a": value}, ("client", "example"))
+        assert defense.noise_std("type1", WEIGHTS, defense.init(WEIGHTS), here) == pytest.approx(
+            dict.fromkeys(WEIGHTS, 6.0 / math.sqrt(3))
+        )
+        examples, state = defense.on_examples(given, state, here)
+        assert float(examples.norms()["a"].max()) == pytest.approx(2.0)
+        shown, state = defense.on_batch(examples.mean("example"), state, here)
+        assert bool((state.clip["a"] == 2.0).all())
+        draw = NoiseStreams(1, ()).normal("batch/a", 1, 0, iteration, (2,))
+        expected = examples.tensors["a"][1].mean(dim=0) + 6.0 * draw
+        torch.testing.assert_close(shown.tensors["a"][1], expected, rtol=1e-5, atol=1e-5)
+    assert defense.scales(state, here) == {
+        "clip": 2.0, "noise_multiplier": 3.0, "sensitivity": 2.0,
+    }  # fmt: skip
+    mean = (0.75 + 0.25 + 0 + 1 + 0.5 + 0.75) / 6
+    merged = defense.merge(state)
+    assert float(merged.clip["a"]) == pytest.approx(2 * math.exp(-0.7 * (mean - 0.4)), rel=1e-5)
+    assert merged.clip["a"].shape == () and defense.merge(merged) == merged
+
+
+def test_one_step_a_round_is_a_round_a_step() -> None:
+    """In central training, as in TIFS, both ways to move the bounds are one."""
+    norms = torch.tensor([0.5, 1.0, 1.5, 2.5, 3.0])
+    here = Context(clients=(0,), batch_size=5, noise=NoiseStreams(1, ()))
+    found = []
+    for update in ("round", "step"):
+        defense = QuantileClip(clip=2.0, update=update)  # type: ignore[arg-type]
+        examples, state = defense.on_examples(of_norms(norms), defense.init(TWO), here)
+        shown, state = defense.on_batch(examples.mean("example"), state, here)
+        found.append((shown, defense.merge(state).clip))
+        assert defense.scales(state, here)["clip"] == 2.0
+    assert equal(found[0][0], found[1][0])
+    for name, bound in found[0][1].items():
+        assert float(bound) == pytest.approx(float(found[1][1][name]), rel=1e-6)
+        assert float(bound) != 2.0
 
 
 def test_count_noise_enters_the_fraction() -> None:
@@ -484,8 +541,9 @@ def test_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
     generator = torch.Generator().manual_seed(11)
     draws = (0.5 * torch.randn(300, 500, generator=generator)).exp()
     defense = QuantileClip(
-        clip=start, noise_multiplier=0.0, quantile=quantile, learning_rate=0.1, count_noise=0.005
-    )
+        clip=start, noise_multiplier=0.0, quantile=quantile, learning_rate=0.1, count_noise=0.005,
+        update="step",
+    )  # fmt: skip
     state = run_quantile(defense, draws, 500)
     expected = math.exp(0.5 * float(torch.special.ndtri(torch.tensor(quantile))))
     assert float(state.clip["a"]) == pytest.approx(expected, rel=0.05)
@@ -548,6 +606,32 @@ def test_adaclip_begins_with_noise_sigma_clip(
     noise = shown[0].flatten() - shown[1].flatten()
     assert noise.numel() >= 10_000
     assert pooled_std(noise) == pytest.approx(24 * factor, rel=0.03)
+
+
+def test_adaclip_begins_as_its_reference(gradients: Gradients) -> None:
+    """s = sqrt(1e-5 1e-3) = 1e-4 in all d coordinates: b = 1e-4 sqrt(d), noise 6 b, whatever C."""
+    size = sum(v.numel() for v in WEIGHTS.values())
+    scale = 1e-4 * math.sqrt(size)
+    assert scale == pytest.approx(0.013, abs=1e-4)
+    shown = []
+    for sigma, clip in ((6.0, 4.0), (0.0, 1.0)):
+        defense = AdaClip(start="reference", clip=clip, noise_multiplier=sigma)
+        state = defense.init(WEIGHTS)
+        assert defense.scales(state, context())["clip"] == pytest.approx(scale, rel=1e-5)
+        shown.append(defense.on_examples(gradients, state, context())[0])
+    close(shown[1], arrays(clip_flat(gradients, scale)), 1e-5)
+    noise = shown[0].flatten() - shown[1].flatten()
+    assert pooled_std(noise) == pytest.approx(6 * scale, rel=0.03)
+
+
+def test_adaclip_says_the_scale_of_the_step_and_not_of_the_next(gradients: Gradients) -> None:
+    defense = AdaClip(clip=4.0)
+    examples, state = defense.on_examples(gradients, defense.init(WEIGHTS), context())
+    _, state = defense.on_batch(examples.mean("example"), state, context())
+    said = defense.scales(state, context())
+    assert said == pytest.approx({"clip": 4.0, "noise_multiplier": 6.0, "sensitivity": 4.0})
+    moved = torch.cat([b.flatten(1) for b in state.scale().values()], dim=1)
+    assert float(moved.square().mean().sqrt()) < 3.9
 
 
 def test_one_adaclip_update_by_hand(gradients: Gradients) -> None:

@@ -202,6 +202,40 @@ def test_published_std_follows_the_decay(
             assert found is None
 
 
+def test_constants_of_a_decay_can_be_set() -> None:
+    """gamma in place of the end, the steps of a staircase, the cycles: sigma_t and C_t by hand."""
+    both = DPDynSCDecaySigma(decay_rate=0.005, decay="exponential")
+    assert both.clip_at(40, 80) == pytest.approx(4 * math.exp(-0.2), rel=1e-12)
+    assert both.noise_multiplier_at(40, 80) == pytest.approx(6 * math.exp(-0.2), rel=1e-12)
+    said = both.guarantee("model", WEIGHTS, Setting(batch_size=25, rounds=80)).assumptions[-1]
+    assert f"from 6.0 to {6 * math.exp(-0.4)}" in said
+    stairs = FedAlphaCDPSigma(decay="staircase", decay_steps=4)
+    assert stairs.noise_multiplier_at(59, 80) == pytest.approx(15 - 10.15 / 2, rel=1e-12)
+    assert stairs.noise_multiplier_at(60, 80) == pytest.approx(15 - 10.15 * 3 / 4, rel=1e-12)
+    waves = FedAlphaCDPSigma(decay="cyclic", decay_cycles=2)
+    assert waves.noise_multiplier_at(20, 80) == pytest.approx((15 + 4.85) / 2, rel=1e-12)
+    with pytest.raises(LeakbenchError, match=r"a rate of 0\.02 leads below 0"):
+        DPDynSigma(decay_rate=0.02).noise_multiplier_at(10, 80)
+
+
+@pytest.mark.parametrize(("kind", "changes", "course"), COURSES, ids=COURSE_IDS)
+def test_scales_say_the_bound_and_the_noise_of_the_round(
+    gradients: Gradients, kind: Any, changes: dict[str, Any], course: list[tuple[float, float]]
+) -> None:
+    defense = kind(**changes)
+    for t, (clip, sigma) in zip((0, 40, 80), course, strict=True):
+        here = context(round=t, total=80)
+        state = through(defense, gradients, here)[2]
+        norms = np.stack([norms_by_hand(value) for value in gradients.tensors.values()])
+        largest = np.minimum(norms, clip).max(axis=(0, 2)).mean()
+        expected = {
+            "clip": clip,
+            "noise_multiplier": sigma,
+            "sensitivity": largest if noise_follows_norm(defense) else clip,
+        }
+        assert defense.scales(state, here) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ALL, ids=IDS)
 def test_without_noise_the_tap_of_the_others_is_clipping_only(
     gradients: Gradients, kind: Any
@@ -477,14 +511,17 @@ def test_registered_and_settable_by_a_suite(kind: Any) -> None:
     given = {"clip": 3.0, "noise_multiplier": 2.0, "convention": "sum"}
     found = complete(kind, given, "test")
     assert issubclass(kind, ExampleGaussian) and kind(**given) == kind(**found)
-    decaying = {"decay", "clip_end", "noise_multiplier_end"}
+    decaying = {"decay", "clip_end", "noise_multiplier_end", "decay_steps"}
+    constants = {"decay_cycles", "decay_rate"}
+    assert constants <= found.keys() or not constants & found.keys()
+    assert ("decay" in found) == ("decay_rate" in found)
     expected = {
         "dp_dyns_cdecay": {"decay", "clip_end"},
         "fed_cdp_decay": {"decay", "clip_end"},
         "dp_dyns": {"decay", "clip_end"},
         "dp_dyn_sigma": {"decay", "noise_multiplier_end"},
         "dp_dyn_s_l2max_sigma": {"decay", "noise_multiplier_end"},
-        "fed_alpha_cdp_sigma": {"decay", "noise_multiplier_end"},
+        "fed_alpha_cdp_sigma": {"decay", "noise_multiplier_end", "decay_steps"},
         "dp_dyn_s_cdecay_sigma": {"decay", "clip_end", "noise_multiplier_end"},
         "dp_dyn_s_sigma": {"decay", "clip_end", "noise_multiplier_end"},
     }

@@ -31,6 +31,7 @@ from leakbench.defenses.batch_clipping import BatchClip, BatchClipALC
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.dp_dyn import DPDynSCDecaySigma
 from leakbench.defenses.fed_sdp import FedSDPServer
+from leakbench.defenses.model_cloak import ModelCloakDynamic
 from leakbench.defenses.quantile_clip import QuantileClip
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Trained, train
@@ -667,7 +668,9 @@ def test_quantile_bounds_of_clients_are_merged_by_hand() -> None:
     """Every client moves C_t in each local step by his own fraction; the next round starts from
     the mean, with other clients."""
     schedule = replace(IID_STEPS, rounds=3, clients_a_round=2)
-    defense = QuantileClip(clip=0.2, noise_multiplier=0.0, count_noise=0.0, learning_rate=0.7)
+    defense = QuantileClip(
+        clip=0.2, noise_multiplier=0.0, count_noise=0.0, learning_rate=0.7, update="step"
+    )
     bounds = dict.fromkeys(start("mlp"), 0.2)
     own: dict[int, dict[str, float]] = {}
 
@@ -692,6 +695,27 @@ def test_quantile_bounds_of_clients_are_merged_by_hand() -> None:
             assert point.state.clip[name].shape == ()
             assert abs(float(point.state.clip[name]) - bound) < 1e-10
     assert clients[0] != clients[1] and len(set(bounds.values())) > 1
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+@pytest.mark.parametrize(
+    "defense",
+    [
+        QuantileClip(clip=0.2),
+        QuantileClip(clip=0.2, update="step"),
+        AdaClip(clip=0.5, noise_multiplier=0.1),
+        ModelCloakDynamic(clip=0.05, noise_multiplier=0.1, keep="scale"),
+    ],
+    ids=["quantile round", "quantile step", "adaclip", "cloak"],
+)
+def test_states_of_clients_in_groups_are_those_of_all(
+    defense: Defense, local_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds of three clients, together and one by one."""
+    schedule = replace(IID_STEPS, rounds=2, clients_a_round=3, local_steps=local_steps)
+    whole = trained("mlp", defense, schedule)
+    monkeypatch.setattr(federated, "AT_ONCE", 1)
+    close(trained("mlp", defense, schedule).weights, whole.weights, 1e-10)
 
 
 def test_adaclip_moments_of_clients_are_merged() -> None:

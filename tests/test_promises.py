@@ -117,7 +117,7 @@ def test_the_merged_bound_tells_all_its_counts(count_noise: float) -> None:
     sigma_b = 0.25 gives mu = 8, sigma_b = 1 gives 2. An example charged for one count would have
     0.5 / sigma_b: the gradients' part, 16 uses at z = 6 on the sum, adds 4 / 6 at most.
     """
-    defense = QuantileClip(count_noise=count_noise, convention="sum")
+    defense = QuantileClip(count_noise=count_noise, convention="sum", update="step")
     setting = Setting(batch_size=5, local_steps=16, examples=5)
     inside, outside = (merged_bounds(defense, 16, present=there) for there in (True, False))
     apart = inside.mean() - outside.mean()
@@ -136,7 +136,7 @@ def test_the_merged_bound_tells_all_its_counts(count_noise: float) -> None:
 
 def test_counts_are_charged_where_the_observer_learns_of_them() -> None:
     """M = 3 tensors, sigma_b = 0.4, z = 2 on the sum: mu^2 = 3/4 uses + 3 counts (0.5 / 0.4)^2."""
-    defense = QuantileClip(count_noise=0.1, noise_multiplier=2.0, convention="sum")
+    defense = QuantileClip(count_noise=0.1, noise_multiplier=2.0, convention="sum", update="step")
 
     def promised(observer: Observer, **changes: Any) -> float | None:
         setting = Setting(**{"batch_size": 4, "local_steps": 6, "examples": 8} | changes)
@@ -152,6 +152,10 @@ def test_counts_are_charged_where_the_observer_learns_of_them() -> None:
     assert promised("model") == expected(1, 1)
     assert promised("type2_batch") == expected(1, 0)
     assert promised("type2_batch", iteration=5) == expected(3, 2)
+    once = replace(defense, update="round")  # no count is told before the end of the round
+    setting = Setting(batch_size=4, local_steps=6, examples=8, iteration=5)
+    assert once.guarantee("type2_batch", THREE, setting).mu == expected(3, 0)
+    assert once.guarantee("type1", THREE, setting).mu == expected(3, 3)
     silent = replace(defense, count_noise=0.0)
     setting = Setting(batch_size=4, local_steps=6, examples=8)
     assert silent.guarantee("type2_batch", THREE, setting).mu is not None

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leakbench.errors import LeakbenchError
-from leakbench.schedules import Decay, decayed
+from leakbench.schedules import Decay, decayed, ending
 
 KINDS: tuple[Decay, ...] = (
     "constant", "linear", "staircase", "exponential", "cosine", "triangular",
@@ -140,3 +141,35 @@ def test_what_is_no_decay_is_refused(
 ) -> None:
     with pytest.raises(LeakbenchError, match=text):
         decayed(kind, 2.0, last, round=1, total=4, **more)
+
+
+# ---------------------------------------------------------------------------- rates
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [
+        ("linear", lambda t: 6 * (1 - 0.004 * t)),
+        ("staircase", lambda t: 6 * (1 - 0.004 * (t // 20))),  # Gamma = T / n = 100 / 5
+        ("exponential", lambda t: 6 * math.exp(-0.004 * t)),
+    ],
+)
+def test_the_end_that_a_rate_leads_to_gives_the_papers_formula(kind: Decay, formula: Any) -> None:
+    end = ending(kind, 6.0, 0.004, total=100, steps=5)
+    found = [decayed(kind, 6.0, end, round=t, total=100, steps=5) for t in range(101)]
+    assert found == pytest.approx([formula(t) for t in range(101)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("linear", "decay 'linear' over 100 rounds: a rate of 0.02 leads below 0 before the end; "
+         "allowed: up to 0.01"),
+        ("triangular", "has no rate; allowed with a rate: linear, staircase, exponential"),
+        ("cosine", "has no rate"),
+        ("constant", "has no rate"),
+    ],
+)  # fmt: skip
+def test_a_rate_that_cannot_be_is_refused(kind: Decay, text: str) -> None:
+    with pytest.raises(LeakbenchError, match=text):
+        ending(kind, 6.0, 0.02, total=100)
