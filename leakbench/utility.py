@@ -26,7 +26,7 @@ from leakbench.networks import build_defense, first_network, model_of
 from leakbench.preparation import normaliser_of
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
-from leakbench.privacy.events import Relation
+from leakbench.privacy.events import PrivacyEvent, Relation
 from leakbench.privacy.inverse import first_steps, steps_within
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
@@ -257,7 +257,8 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
     """What must hold before any training of a cell starts, of each of its networks; its data.
 
     Raises:
-        LeakbenchError: see `federated.check`; DataMissing: no data.
+        LeakbenchError: see `federated.check`; a budget for a defense that has no epsilon;
+            DataMissing: no data.
     """
     data = material(cell.source, root)
     schedule = Schedule(**cell.schedule)
@@ -270,6 +271,9 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
         labels = data.train_labels[kept]
         shares = partition(labels, schedule, cell.seed, (cell.dataset, number))
         check(model, defense, schedule, shares, public=data.public)
+        if cell.stop_epsilon is not None:
+            _, weights = first_network(cell, look_up(cell.source), number)
+            _releases(defense, weights, setting_of(schedule, shares))
     return data
 
 
@@ -309,6 +313,16 @@ def _relation(promise: Guarantee, setting: Setting) -> Relation:
     return "replace_one" if replaced else "add_remove"
 
 
+def _releases(defense: Defense, weights: Weights, setting: Setting) -> tuple[PrivacyEvent, ...]:
+    """What a budget is spent on; LeakbenchError where a defense states nothing."""
+    events = defense.events(weights, setting)
+    if not events:
+        promise = defense.guarantee("model", weights, setting)
+        reason = promise.reason or "the defense states no releases"
+        raise LeakbenchError(f"stop_epsilon: defense '{defense.name}' has no epsilon: {reason}")
+    return events
+
+
 def rounds_within(
     budget: float, defense: Defense, weights: Weights, setting: Setting, delta: float
 ) -> int:
@@ -318,10 +332,7 @@ def rounds_within(
         LeakbenchError: the defense promises nothing, or not even one round is within the budget.
     """
     promise = defense.guarantee("model", weights, setting)
-    events = defense.events(weights, setting)
-    if not events:
-        reason = promise.reason or "the defense states no releases"
-        raise LeakbenchError(f"stop_epsilon: defense '{defense.name}' has no epsilon: {reason}")
+    events = _releases(defense, weights, setting)
     within = steps_within(budget, events, delta, relation=_relation(promise, setting))
     rounds = within // (sum(event.steps for event in events) // setting.rounds)
     if not rounds:

@@ -372,6 +372,15 @@ def test_a_suite_does_something(write: Write) -> None:
     assert "key utility: missing" in error_of(str(path), "quick")
 
 
+def test_a_budget_needs_a_defense_that_has_an_epsilon(write: Write, tmp_path: Path) -> None:
+    plan = resolve(write(), "quick")
+    with pytest.raises(LeakbenchError) as caught:
+        runner.run(plan, tmp_path / "run", root=None)
+    text = str(caught.value)
+    assert "utility of 'released/none'" in text and "'none' has no epsilon" in text
+    assert not (tmp_path / "run").exists()
+
+
 def test_rows_that_train_the_same_share_a_training(write: Write, tmp_path: Path) -> None:
     text = Path(write()).read_text(encoding="utf-8")
     own = text[text.index('model = { name = "mlp", weights = "uniform"') : text.index("[profiles")]

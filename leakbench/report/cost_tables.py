@@ -44,11 +44,16 @@ def cost_guide(costs: Sequence[CostEntry], *, attacked: bool) -> list[str]:
         f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
         "nothing.",
     ]
+    if any(entry.privacy and "shared_examples" in entry.privacy.flags for entry in costs):
+        lines.append(
+            "'shared examples': clients draw theirs from the same set, and an example is counted "
+            "for every client of a round that may hold it."
+        )
     if any(entry.sweep for entry in costs):
         lines.append(
             "Where several learning rates were tried, every method had the same ones: each network "
             "was trained by each of them, and the one with the best accuracy on held-out training "
-            "examples is reported, on the test examples."
+            "examples is reported, on the test examples. No epsilon charges the choice."
         )
     if any(entry.stop_accuracy is not None for entry in costs):
         lines.append(
