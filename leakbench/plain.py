@@ -49,7 +49,8 @@ def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
         if name not in fields:
             raise unknown_name("key", str(name), fields, where)
     for name, field in fields.items():
-        if name not in value and field.default is dataclasses.MISSING:
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and name not in value:
             raise LeakbenchError(f"{where}, key {name}: missing")
     hints = _hints(kind)
     return kind(**{k: from_json(hints[k], v, f"{where}, key {k}") for k, v in value.items()})

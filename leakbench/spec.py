@@ -324,10 +324,11 @@ class Printed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedUtility:
-    """What a paper prints of a training, strings as printed; at least one of the three numbers.
+    """What a paper prints of a training, strings as printed; at least one of the four.
 
     accuracy: on test data, 0 to 1. seconds_per_iteration: of a local step; on another machine, so
     that only its ratio to the undefended row's can be compared. rounds: to the `stop_accuracy`.
+    points: rounds -> accuracy after so many of the planned ones.
     of_rounds: rounds of the training that the file speaks of, whatever is set otherwise; 0 in runs
     made before they were kept, where `Plan.printed_rounds` has them.
     """
@@ -338,6 +339,7 @@ class PrintedUtility:
     accuracy: str | None = None
     seconds_per_iteration: str | None = None
     rounds: str | None = None
+    points: Mapping[str, str] = field(default_factory=dict)
     of_rounds: int = 0
 
     @property

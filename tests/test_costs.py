@@ -146,6 +146,30 @@ def test_fewer_rounds_than_the_files_say_nothing(tmp_path: Path) -> None:
     assert plan.printed_utility["mnist", "fast/cdp"].of_rounds == 100
 
 
+def test_a_number_of_the_way_is_compared_with_the_curve_there(tmp_path: Path) -> None:
+    path = tmp_path / "priced.toml"
+    points = 'columns = ["defense", "after", "accuracy"]\nrows = [["cdp", "7", "0.82"]]\n'
+    also = f'\n[[printed_utility]]\ndataset = "mnist"\nvariant = "fast"\n{points}'
+    path.write_text(SUITE + also, encoding="utf-8")
+    plan = resolve(str(path))
+    made = planning.plan_trainings(plan, None, "cpu")
+
+    def entry(*shares: float, **fields: Any) -> CostEntry:
+        curves = [{"curve": [[7, s], [100, 0.9]], "stopped": "", **fields} for s in shares]
+        return priced(plan, made, fast_cdp=curves)["fast/cdp"]
+
+    (point,) = entry(0.81, 0.82, 0.83).points
+    assert (point.rounds, point.printed, point.verdict) == (7, "0.82", "reproduced")
+    assert point.accuracy.value == pytest.approx(0.82)
+    assert entry(0.5, 0.51, 0.5).points[0].verdict == "not reproduced"
+    assert entry(0.82, data="sample").points[0].verdict == "sample data"
+    assert entry().points[0].verdict == ""
+    found = entry(0.81, 0.82, 0.83)
+    text = renderings.to_markdown(report(plan, made, [found]))
+    assert "7: 0.82 ✓, 0.820 [" in text and "0.90 ✓" in text
+    assert json.loads(json.dumps(found.as_dict()))["points"][0]["printed"] == "0.82"
+
+
 # ------------------------------------------------------------------------------ seconds
 
 

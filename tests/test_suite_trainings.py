@@ -275,6 +275,44 @@ def test_what_is_printed_of_a_row_may_stand_in_several_tables(write: Write) -> N
     assert found["mnist", "released/none"].seconds_per_iteration is None
 
 
+POINTS = """
+[[printed_utility]]
+dataset = "mnist"
+variant = "released"
+columns = ["defense", "after", "accuracy"]
+rows = [["cdp", "3", "0.85"], ["cdp", "1", "0.80"], ["none", "4", "0.9"]]
+"""
+
+
+def test_what_is_printed_of_the_way_is_measured_there(write: Write) -> None:
+    path = write(also=PRINTED + POINTS)
+    plan = resolve(path, "paper")
+    printed = plan.printed_utility
+    assert printed["mnist", "released/cdp"].points == {"1": "0.80", "3": "0.85"}
+    assert printed["mnist", "released/cdp"].accuracy == "0.90"
+    assert cell(plan, "released/cdp").evaluate_at == (0, 1, 2, 3, 4)
+    assert cell(plan, "released/none").evaluate_at == (0, 2, 4)
+    assert cell(plan, "written/cdp").evaluate_at == (0, 2, 4)
+    short = resolve(path, "quick")
+    assert cell(short, "released/cdp").evaluate_at == (0, 1, 2)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('["cdp", "1", "0.80"]', '["cdp", "3", "0.80"]', ["accuracy after 3", "twice"]),
+        ('"cdp", "3"', '"cdp", "5"', ["printed_utility.after", "for 4 rounds only"]),
+        ('"cdp", "3"', '"cdp", "0"', ["after", "pattern"]),
+        ('"after", "accuracy"', '"after", "rounds"', ["printed_utility.after", "than accuracy"]),
+    ],
+)
+def test_wrong_points_are_one_sentence(write: Write, old: str, new: str, words: list[str]) -> None:
+    text = error_of(write((old, new), also=POINTS))
+    for word in words:
+        assert word in text
+
+
 def test_what_is_printed_goes_with_the_training_it_is_of(write: Write) -> None:
     def printed(*settings: str) -> set[str]:
         plan = resolve(write(also=PRINTED), "paper", settings=settings)

@@ -287,6 +287,17 @@ class SweepPoint(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedPoint(Entry):
+    """An accuracy that is printed of a point before the end, after `rounds` of a training, and
+    ours there; the verdict is as for that of the end."""
+
+    rounds: int
+    accuracy: Interval
+    printed: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostEntry(Entry):
     """What a defense costs on a data set: accuracy, epsilon, rounds, time.
 
@@ -310,6 +321,7 @@ class CostEntry(Entry):
             training's.
         printed_*, *verdict: the paper's, and how ours compares; None and "" where nothing is
             printed. Times are compared as multiples of the undefended row's.
+        points: accuracies that are printed of the way there.
     """
 
     dataset: str
@@ -354,6 +366,7 @@ class CostEntry(Entry):
     seconds_verdict: str
     printed_rounds: str | None
     rounds_verdict: str
+    points: tuple[PrintedPoint, ...] = ()
 
     @property
     def complete(self) -> bool:

@@ -131,6 +131,8 @@ def _accuracy(costs: Sequence[CostEntry]) -> list[Column]:
         columns.append(
             ("printed rounds", lambda e: _marked(e.printed_rounds or DASH, e.rounds_verdict))
         )
+    if any(entry.points for entry in costs):
+        columns.append(("printed on the way (rounds: accuracy, ours)", _points))
     columns.append(("curve (rounds: accuracy)", _curve))
     return columns
 
@@ -138,6 +140,15 @@ def _accuracy(costs: Sequence[CostEntry]) -> list[Column]:
 def _noise(entry: CostEntry) -> str:
     words = {None: DASH, "per_example": "example"}
     return words.get(entry.convention, str(entry.convention))
+
+
+def _points(entry: CostEntry) -> str:
+    """What is printed of points before the end, and ours there."""
+    texts = [
+        f"{point.rounds}: {_marked(point.printed, point.verdict)}, {share_words(point.accuracy)}"
+        for point in entry.points
+    ]
+    return "; ".join(texts) or DASH
 
 
 MOST_POINTS = 12

@@ -9,7 +9,7 @@ from typing import Any
 
 from leakbench.described import PlannedTraining
 from leakbench.records import Key, Record
-from leakbench.report.content import CostEntry, FinalEpsilon, SweepPoint
+from leakbench.report.content import CostEntry, FinalEpsilon, PrintedPoint, SweepPoint
 from leakbench.spec import JUDGED, Plan, PrintedUtility
 from leakbench.statistics import Interval, mean_interval, rate_verdict, ratio_verdict
 
@@ -131,6 +131,7 @@ def _entry(trained: _Trained, plain: _Trained | None) -> CostEntry:
         seconds_verdict="" if plain is None else _seconds_verdict(trained, plain),
         printed_rounds=printed.rounds,
         rounds_verdict=_rounds_verdict(trained),
+        points=tuple(_point(trained, int(n), text) for n, text in printed.points.items()),
     )
 
 
@@ -175,7 +176,11 @@ def _ratio(own: float | None, other: float | None) -> float | None:
 
 
 def _no_verdict(trained: _Trained) -> str:
-    """Why a training can neither confirm nor refute a printed number; "" if it can."""
+    """Why a training can neither confirm nor refute a printed number; "" if it can.
+
+    One of fewer rounds cannot even where a number is of a point that it passes: what decays is
+    elsewhere by then.
+    """
     if trained.rounds < trained.of_rounds:
         return "fewer rounds"
     if any(record["data"] == "sample" for record in trained.judged):
@@ -184,15 +189,37 @@ def _no_verdict(trained: _Trained) -> str:
 
 
 def _accuracy_verdict(trained: _Trained) -> str:
-    printed, judged = trained.printed.accuracy, trained.judged
-    if printed is None or not judged:
+    printed = trained.printed.accuracy
+    if printed is None:
         return ""
-    if any(record["status"] == "nan" for record in judged):
+    return _verdict_on(trained, printed, [float(record["accuracy"]) for record in trained.judged])
+
+
+def _verdict_on(trained: _Trained, printed: str, shares: Sequence[float]) -> str:
+    """On accuracies of the networks, at the end or on the way."""
+    if not shares:
+        return ""
+    if any(record["status"] == "nan" for record in trained.judged):
         return "weights nan"
     if why := _no_verdict(trained):
         return why
-    shares = [[float(record["accuracy"])] for record in judged]
-    return rate_verdict(float(printed), mean_interval(shares, level=0.90), TOLERANCE)
+    interval = mean_interval([[share] for share in shares], level=0.90)
+    return rate_verdict(float(printed), interval, TOLERANCE)
+
+
+def _point(trained: _Trained, rounds: int, printed: str) -> PrintedPoint:
+    shares = [
+        float(share)
+        for record in trained.judged
+        for done, share in record["curve"]
+        if done == rounds
+    ]
+    return PrintedPoint(
+        rounds=rounds,
+        accuracy=mean_interval([[share] for share in shares]),
+        printed=printed,
+        verdict=_verdict_on(trained, printed, shares),
+    )
 
 
 def _rounds_verdict(trained: _Trained) -> str:

@@ -36,7 +36,11 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         ("printed", [f"{printed.dataset}/{printed.row}" for printed in suite.printed]),
         (
             "printed_utility",
-            [f"{p.dataset}/{p.row}, {key}" for p in suite.printed_utility for key in p.numbers()],
+            [
+                f"{p.dataset}/{p.row}, {key}{f' after {p.after}' if p.after else ''}"
+                for p in suite.printed_utility
+                for key in p.numbers()
+            ],
         ),
         ("utility.variants.id", [variant.id for variant in utility.variants]),
         ("utility.variants.label", [variant.label for variant in utility.variants]),
@@ -157,6 +161,13 @@ def _check_printed_utility(suite: Suite, file: str) -> None:
             raise LeakbenchError(f"{where}: {printed.dataset}/{printed.row} has none of {keys}")
         for key, text in printed.numbers().items():
             _check_number(text, f"{where}.{key}", share=key == "accuracy")
+        if printed.after is not None and list(printed.numbers()) != ["accuracy"]:
+            text = f"{printed.dataset}/{printed.row} has one beside other numbers than accuracy"
+            raise LeakbenchError(f"{where}.after: {text}")
+        rounds = of_data_set(variants[printed.variant].training.iterations, printed.dataset)
+        if printed.after is not None and rounds is not None and int(printed.after) > rounds:
+            text = f"{printed.dataset}/{printed.row} is trained for {rounds} rounds only"
+            raise LeakbenchError(f"{where}.after: {text}")
         target = of_data_set(variants[printed.variant].stop_accuracy, printed.dataset)
         if printed.rounds is not None and target is None:
             text = f"{printed.dataset}/{printed.row} needs a stop_accuracy, to which they lead"

@@ -333,7 +333,8 @@ class UtilityTable(UtilityKeys):
 class PrintedUtilityTable(TomlTable):
     """[[printed_utility]] what a paper prints of a training, strings as printed.
 
-    See `spec.PrintedUtility`; what is printed of one row may stand in several tables.
+    See `spec.PrintedUtility`; what is printed of one row may stand in several tables. after: a
+    number of rounds, where the accuracy is not that of the end.
     """
 
     dataset: str
@@ -342,6 +343,7 @@ class PrintedUtilityTable(TomlTable):
     accuracy: str | None = None
     seconds_per_iteration: str | None = None
     rounds: str | None = None
+    after: Annotated[str, Field(pattern=r"^[1-9][0-9]*$")] | None = None
 
     @property
     def row(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from leakbench.spec import PrintedUtility, UtilityCell, canonical
 from leakbench.suite.rows import Request, Row, check_training, model_of, sources_of
-from leakbench.suite.tables import TrainingTable, of_data_set
+from leakbench.suite.tables import Suite, TrainingTable, of_data_set
 from leakbench.suite.utility import TrainingVariant, variants_of
 
 
@@ -79,6 +79,7 @@ def _cells_of(asked: Request, chosen: _Chosen, rows: Sequence[Row]) -> list[Util
     for dataset in chosen.datasets:
         rounds = training.of("iterations", dataset)
         points = {round(rounds * i / table.evaluations) for i in range(table.evaluations)}
+        printed = _printed_points(suite, dataset, variant.id)
         cells += [
             UtilityCell(
                 dataset=dataset,
@@ -88,7 +89,9 @@ def _cells_of(asked: Request, chosen: _Chosen, rows: Sequence[Row]) -> list[Util
                 weights=variant.model.weights,
                 pretraining=pretraining.model_dump() if pretraining else None,
                 schedule=training.schedule(dataset),
-                evaluate_at=tuple(sorted(points | {rounds})),
+                evaluate_at=tuple(
+                    sorted({*points, rounds, *_below(rounds, printed.get(row.id, ()))})
+                ),
                 delta=table.delta,
                 variant=variant.id,
                 defense_id=row.id,
@@ -108,6 +111,19 @@ def _cells_of(asked: Request, chosen: _Chosen, rows: Sequence[Row]) -> list[Util
     return cells
 
 
+def _printed_points(suite: Suite, dataset: str, variant: str) -> dict[str, list[int]]:
+    """Row -> rounds before the end after which a number is printed of it."""
+    found: dict[str, list[int]] = {}
+    for table in suite.printed_utility:
+        if table.after and (table.dataset, table.variant) == (dataset, variant):
+            found.setdefault(table.defense, []).append(int(table.after))
+    return found
+
+
+def _below(rounds: int, points: Sequence[int]) -> list[int]:
+    return [point for point in points if point < rounds]
+
+
 # ------------------------------------------------------------------------------ beside print
 
 
@@ -124,13 +140,18 @@ def printed_numbers(
     running = {(c.dataset, c.row): _compared(c) for c in cells}
     trainings = {variant.id: variant.training for variant in variants_of(published.suite)}
     numbers: dict[tuple[str, str], dict[str, str]] = {}
+    points: dict[tuple[str, str], dict[str, str]] = {}
     found: dict[tuple[str, str], PrintedUtility] = {}
     for table in published.suite.printed_utility:
         place = (table.dataset, table.row)
         if place not in running or running[place] != known.get(place):
             continue
         printed = numbers.setdefault(place, {})
-        printed |= table.numbers()
+        if table.after:
+            assert table.accuracy is not None
+            points.setdefault(place, {})[table.after] = table.accuracy
+        else:
+            printed |= table.numbers()
         found[place] = PrintedUtility(
             dataset=table.dataset,
             defense=table.defense,
@@ -138,6 +159,7 @@ def printed_numbers(
             accuracy=printed.get("accuracy"),
             seconds_per_iteration=printed.get("seconds_per_iteration"),
             rounds=printed.get("rounds"),
+            points=dict(sorted(points.get(place, {}).items(), key=lambda item: int(item[0]))),
             of_rounds=trainings[table.variant].of("iterations", table.dataset),
         )
     return found
