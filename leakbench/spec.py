@@ -207,7 +207,8 @@ class UtilityCell:
         learning_rates: a sweep: a network is trained by each of them, and the one with the best
             accuracy on held-out training examples is reported; (): the schedule's own alone.
         held_out: share of the training examples held out in a sweep, in (0, 1).
-        stop_accuracy: training ends after the round that reaches this accuracy on the test part.
+        stop_accuracy: training ends after the round that reaches this accuracy on the test part;
+            of more than 500 rounds, after one of 500 spread evenly.
         stop_epsilon: training ends before the round that would exceed this epsilon at `delta`.
     """
 

@@ -198,7 +198,7 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         evaluate_at=(
             {*cell.evaluate_at, rounds}
             if cell.stop_accuracy is None
-            else range(planned.rounds + 1)
+            else looks(planned.rounds)
         ),
         target=cell.stop_accuracy, log_at=_spread(planned.rounds), normaliser=normaliser,
     )  # fmt: skip
@@ -210,6 +210,16 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         stopped="accuracy" if done.reached else "epsilon" if rounds < planned.rounds else "",
         privacy=privacy_of(defense, weights, setting, cell.delta, done.rounds),
     )
+
+
+LOOKS = 500
+"""Rounds after which a training looks for its target accuracy, at most."""
+
+
+def looks(rounds: int) -> list[int]:
+    """Numbers of rounds done to look after: all of them, or `LOOKS` + 1 spread evenly."""
+    count = min(rounds, LOOKS)
+    return [round(i * rounds / count) for i in range(count + 1)]
 
 
 LOGGED = 100

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -675,3 +676,11 @@ def test_late_trials_run_whatever_their_company(write: Write, tmp_path: Path) ->
 
     for kind in ("naive", "adaptive"):
         assert kept(tmp_path / "one", kind) == kept(tmp_path / "all", kind) != {}
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 500, 501, 6000, 10_000])
+def test_a_target_is_looked_for_after_every_round_or_500_of_them(rounds: int) -> None:
+    found = utility.looks(rounds)
+    assert found[0] == 0 and found[-1] == rounds and len(found) == min(rounds, 500) + 1
+    steps = {b - a for a, b in pairwise(found)}
+    assert steps <= {rounds // 500, -(-rounds // 500)} or steps == {1}
