@@ -505,6 +505,13 @@ def test_a_suite_names_data_by_path(
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_tables_by_data_set_may_name_data_by_path(write: Write, forty: Path) -> None:
+    path = write('"*" = 2', '"*" = 2\n[training.iterations]\n"./forty" = 7\nmnist = 9')
+    assert [(c.dataset, c.iterations) for c in resolve(str(path)).cells] == [
+        ("forty", 7), ("mnist", 9),
+    ]  # fmt: skip
+
+
 def test_a_path_of_the_command_line_is_relative_to_the_working_directory(
     write: Write, forty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from leakbench.suite.tables import (
 from leakbench.suite.utility import training_of
 
 _SCALARS = ("bool", "int", "float", "str")
+_TABLES = (["batch_size"], ["examples_a_client"])  # by data set, and never a single number
 _RULE_SETS = TypeAdapter(dict[Identifier, Annotated[list[RuleTable], Field(min_length=1)]])
 
 
@@ -150,8 +151,8 @@ def explain(
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
         written = [part for part in location if not part.startswith(("[", "list["))]
-        if written[-1:] == [ANY_DATA_SET]:  # a number stands for a table with this key
-            written.pop()
+        if written[-1:] == [ANY_DATA_SET] and written[-2:-1] not in _TABLES:
+            written.pop()  # a number stands for a table with this key
         # Of a value that may be of several types pydantic says what each of them misses, of lists
         # last.
         of_list = location[-1:] != [] and location[-1].startswith("list[")
