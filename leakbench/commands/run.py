@@ -180,6 +180,8 @@ def _planned_rounds(trained: list[PlannedTraining]) -> str:
     """Rounds of trainings, and at how many learning rates, in words."""
     rounds = [each.cell.schedule["rounds"] for each in trained]
     fewest, most = min(rounds), max(rounds)
-    words = f"{most} rounds each" if fewest == most else f"{fewest} to {most} rounds"
+    words = f"{fewest} to {most} rounds"
+    if fewest == most:
+        words = "1 round each" if most == 1 else f"{most} rounds each"
     rates = max(len(each.cell.learning_rates) for each in trained)
     return f"{words}, at {rates} learning rates" if rates else words
