@@ -210,12 +210,15 @@ def test_a_mistake_is_one_sentence(write: Write, old: str, new: str, words: list
 names = st.sampled_from(["mnist", "lfw", "*"])
 whole = st.integers(1, 10**6)
 rate = st.floats(1e-6, 10)
+kind = st.sampled_from(["iid", "shards", "dirichlet"])
 by_data_set = st.fixed_dictionaries(
     {
         "batch_size": st.dictionaries(names, whole),
         "iterations": whole | st.dictionaries(names, whole),
         "local_steps": whole | st.dictionaries(names, whole),
         "learning_rate": rate | st.dictionaries(names, rate),
+        "partition": kind | st.dictionaries(names, kind),
+        "classes_a_client": whole | st.dictionaries(names, whole),
     }
 )
 
