@@ -23,7 +23,7 @@ export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-slow test-modes lint format bench suite-table3 queue clean FORCE
+.PHONY: help install test test-slow test-modes lint format bench suite-table3 queue coverage clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -94,6 +94,9 @@ suite-%: $(STAMP) FORCE ## run a suite: make suite-NAME [PROFILE=paper] [OUT=DIR
 
 queue: $(STAMP) ## run a profile of all suites, longest first (ARGS: which, --dry-run; OUT=DIR)
 	$(BIN)/leakbench queue --profile $(PROFILE) $(if $(OUT),--out "$(OUT)") $(ARGS)
+
+coverage: $(STAMP) ## write docs/coverage.md: which printed number stands in which suite
+	$(BIN)/python scripts/coverage.py
 
 clean: ## remove what was built and cached; the environment and the runs stay
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
