@@ -65,12 +65,13 @@ class Number:
     def wanted(self) -> Value:
         """As a suite would have it: fractions, seconds, and whether the attack succeeds."""
         kind = _KINDS.get(self.metric, self.metric)
+        dataset = _DATA_SETS.get(self.dataset, self.dataset)
         if self.metric == "resilient":  # the opposite of a success
-            return self.dataset, kind, {"Y": "N", "N": "Y"}[self.value]
+            return dataset, kind, {"Y": "N", "N": "Y"}[self.value]
         value = number_of(self.value)
         if isinstance(value, Decimal):
             value /= _UNITS.get(self.metric, 1)
-        return self.dataset, kind, value
+        return dataset, kind, value
 
     def __str__(self) -> str:
         what = ", ".join(part for part in (self.dataset, self.method, self.setting) if part)
@@ -85,6 +86,8 @@ _KINDS = {
     "iterations": "rounds",
     "target_accuracy": "stop_accuracy",
 }
+_DATA_SETS = {"cancer": "breast_cancer"}
+"""As the papers call them -> as suites do."""
 _UNITS = {"accuracy_percent": 100, "ms_per_iteration": 1000}
 
 
@@ -269,7 +272,7 @@ def cover(
         names = suites.get((number.paper, number.place)) or suites.get(
             (number.paper, number.place.rstrip("abcdef")), ()
         )
-        times = sum(held[name][number.wanted] for name in names)
+        times = _times([held[name] for name in names], number.wanted)
         reason = next((each for each in reasons if each.holds(number)), None)
         if times >= printed[number.paper, number.place, number.wanted]:
             found.append(Covered(number=number, where="suite"))
@@ -282,11 +285,20 @@ def cover(
     return found
 
 
+def _times(held: Sequence[Counter[Value]], wanted: Value) -> int:
+    """How often suites have a number; one that is printed once for all data sets, of one of them."""
+    dataset, kind, value = wanted
+    together = sum(held, Counter[Value]())
+    if dataset:
+        return together[wanted]
+    return max((n for (_, k, v), n in together.items() if (k, v) == (kind, value)), default=0)
+
+
 def strangers(
     numbers: Sequence[Number], suites: Mapping[tuple[str, str], Sequence[str]]
 ) -> list[str]:
     """Numbers in suites that their paper prints nowhere."""
-    known: dict[str, set[Value]] = {}
+    known: dict[str, set[Value]] = {}  # the data set is "" where a number is printed for all
     for number in numbers:
         known.setdefault(number.paper, set()).add(number.wanted)
     named = {name for some in suites.values() for name in some if places_of(name)[0]}
@@ -294,7 +306,8 @@ def strangers(
         f"{name}: {kind} {value} ({dataset})"
         for name in sorted(named)
         for dataset, kind, value in in_suite(name)
-        if kind != "stop_accuracy" and (dataset, kind, value) not in known[places_of(name)[0]]
+        if kind != "stop_accuracy"
+        and not {(dataset, kind, value), ("", kind, value)} & known[places_of(name)[0]]
     ]
 
 
