@@ -286,7 +286,7 @@ def cover(
 
 
 def _times(held: Sequence[Counter[Value]], wanted: Value) -> int:
-    """How often suites have a number; one that is printed once for all data sets, of one of them."""
+    """How often suites have a number; where it is printed once for all data sets, for one of them."""
     dataset, kind, value = wanted
     together = sum(held, Counter[Value]())
     if dataset:
