@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from leakbench.forecast import EXAMPLE_SECONDS, GRADIENT_SECONDS
 from leakbench.spec import Plan, UtilityCell
 from leakbench.suite import resolve
 
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "tpds_table10": {"resilient"},
 }
 
+FIGURES = ("icdcs_figure3", "icdcs_figure4", "icdcs_figure5", "tpds_figure3")
 DECAYING = "fed_alpha_cdp_sigma"
 # As printed, typed in from the papers: (suite, data set, row, metric, text).
 PRINTED = [
@@ -142,6 +144,26 @@ def test_resilience_stands_beside_the_attacks() -> None:
 
 
 # ------------------------------------------------------------------------------ settings
+
+
+def minutes(plan: Plan) -> float:
+    """On two cores if every data set is there; see `leakbench.forecast`."""
+    trained = sum(
+        max(len(cell.learning_rates), 1) * schedule["rounds"] * schedule["local_steps"]
+        * schedule["clients_a_round"] * schedule["batch_size"]
+        for cell in plan.utility
+        for schedule in [cell.schedule]
+    )  # fmt: skip
+    attacked = sum(int(cell.attack_parameters["steps"]) for cell in plan.cells)
+    seconds = EXAMPLE_SECONDS * trained * plan.utility_networks
+    seconds += GRADIENT_SECONDS * attacked * plan.networks * plan.victims
+    return seconds / 2 / 60
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "tpds_table11", *FIGURES])
+def test_profiles_end(name: str) -> None:
+    assert minutes(planned(name, "quick")) <= 5
+    assert minutes(planned(name, "medium")) <= 90
 
 
 def test_every_data_set_is_federated_as_the_papers_say() -> None:
