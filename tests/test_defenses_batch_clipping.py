@@ -21,7 +21,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import Tensor, nn
 
-from leakbench import data, registry, training
+from leakbench import data, federated, registry, training
+from leakbench.architectures import build
 from leakbench.contracts import (
     Context,
     Defense,
@@ -57,6 +58,7 @@ from leakbench.simulation import Simulator
 from leakbench.streams import NoiseStreams, generator
 from leakbench.testing import check_defense
 from leakbench.training import Batch, public_gradients, run_round
+from leakbench.training_schedule import Schedule
 
 CLIENTS, SIZE = 2, 10
 MODEL = SigmoidNet(
@@ -409,6 +411,20 @@ def test_constants_of_a_network_with_batch_norm_are_those_of_batches(subset: int
         state = defense.on_round(weights, defense.init(weights), here)
         for names, value in state.items():
             assert float(value) == pytest.approx(wanted(e[names]), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_a_network_with_batch_norm(kind: Any) -> None:
+    model = build("bn_lenet5", (1, 28, 28), 10, "default")
+    weights = model.init(generator(0, "weights"), torch.float32)
+    done = federated.train(
+        model, weights, DIGITS.train[:400], DIGITS.train_labels[:400],
+        kind(noise_multiplier=0.001, layer="layer", every=5) if kind.needs_public else kind(),
+        Schedule(rounds=10, batch_size=20, learning_rate=0.2),
+        seed=1, noise=NoiseStreams(1, ()), log_at=(1, 10),
+        public=public_gradients(model, DIGITS.public[:40], DIGITS.public_labels[:40]),
+    )  # fmt: skip
+    assert done.log[-1].loss < done.log[0].loss
 
 
 def test_public_gradients_come_in_pieces_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from leakbench.defenses.fed_cdp import FedCDP
 from leakbench.defenses.fed_sdp import FedSDPClient
 from leakbench.errors import LeakbenchError
 from leakbench.federated import train
+from leakbench.models.convolutional import BNLeNet5
 from leakbench.networks import first_network
 from leakbench.pretraining import accuracy
 from leakbench.privacy import pld
@@ -37,6 +38,7 @@ from leakbench.spec import Plan
 from leakbench.streams import NoiseStreams, generator
 from leakbench.suite import resolve
 from leakbench.training_schedule import Schedule
+from leakbench.utility import Training, run_training
 
 SUITE = """
 schema = 1
@@ -684,3 +686,29 @@ def test_a_target_is_looked_for_after_every_round_or_500_of_them(rounds: int) ->
     assert found[0] == 0 and found[-1] == rounds and len(found) == min(rounds, 500) + 1
     steps = {b - a for a, b in pairwise(found)}
     assert steps <= {rounds // 500, -(-rounds // 500)} or steps == {1}
+
+
+def test_batch_norm_is_evaluated_by_statistics_of_public_batches() -> None:
+    """The curve's start is that of torch's module in evaluation mode, after 7 public batches."""
+    plan = resolve("bcalc_figure11", "quick")
+    cell = replace(
+        plan.utility[0],
+        schedule={**plan.utility[0].schedule, "rounds": 1, "normalise": False, "augment": ()},
+        evaluate_at=(0, 1),
+    )
+    record = run_training(Training(cell=cell, identity="", network=0, root=None, device="cpu"))
+    sample = load("mnist")
+    module = BNLeNet5().build((1, 28, 28), 10, "default")
+    _, weights = first_network(cell, look_up("mnist"), 0)
+    module.load_state_dict(weights, strict=False)
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = None
+    with torch.no_grad():
+        for batch in sample.public[:448].split(64):
+            module.train()(batch)
+        found = module.eval()(sample.public[500:]).argmax(dim=1)
+    wanted = float((found == sample.public_labels[500:]).float().mean())
+    assert record["curve"][0][1] == pytest.approx(wanted, abs=0.0021)  # an example at a boundary
+    assert record["curve"][-1][1] == record["accuracy"]
+    assert record["log"][0]["clip"] == pytest.approx(0.05)
