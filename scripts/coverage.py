@@ -263,18 +263,29 @@ def cover(
     suites: Mapping[tuple[str, str], Sequence[str]],
     reasons: Sequence[Reason],
 ) -> list[Covered]:
-    """Where every number stands. What a table prints n times, its suites must have n times."""
+    """Where every number stands.
+
+    What a table prints n times, its suites must have n times, those with a reason not counted.
+    """
     held = {name: in_suite(name) for some in suites.values() for name in some}
     lines = epsilon_lines()
-    printed = Counter((number.paper, number.place, number.wanted) for number in numbers)
+    reason_of = [next((each for each in reasons if each.holds(n)), None) for n in numbers]
+    bare, printed = (
+        Counter(
+            (number.paper, number.place, number.wanted)
+            for number, reason in zip(numbers, reason_of, strict=True)
+            if reason is None or counted
+        )
+        for counted in (False, True)
+    )
     found = []
-    for number in numbers:
+    for number, reason in zip(numbers, reason_of, strict=True):
         names = suites.get((number.paper, number.place)) or suites.get(
             (number.paper, number.place.rstrip("abcdef")), ()
         )
         times = _times([held[name] for name in names], number.wanted)
-        reason = next((each for each in reasons if each.holds(number)), None)
-        if times >= printed[number.paper, number.place, number.wanted]:
+        needed = (printed if reason else bare)[number.paper, number.place, number.wanted]
+        if times >= needed:
             found.append(Covered(number=number, where="suite"))
         elif in_epsilons(number, lines):
             found.append(Covered(number=number, where="epsilon"))
@@ -286,7 +297,7 @@ def cover(
 
 
 def _times(held: Sequence[Counter[Value]], wanted: Value) -> int:
-    """How often suites have a number; where it is printed once for all data sets, for one of them."""
+    """How often suites have a number; one printed for all data sets together, of one of them."""
     dataset, kind, value = wanted
     together = sum(held, Counter[Value]())
     if dataset:
