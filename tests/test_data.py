@@ -235,12 +235,17 @@ def test_columns_of_a_table_are_scaled_by_its_training_part() -> None:
 def test_breast_cancer_needs_no_root(tmp_path: Path) -> None:
     whole, found = data.load_full("breast_cancer", tmp_path), data.load("breast_cancer")
     assert (len(whole.train), len(whole.test)) == (426, 143)  # the papers' split
-    assert torch.equal(whole.train, torch.cat([found.train, found.public[143:]]))
-    assert torch.equal(
-        whole.train_labels, torch.cat([found.train_labels, found.public_labels[143:]])
-    )
-    assert torch.equal(whole.test, found.public[:143])
-    assert torch.equal(whole.test_labels, found.public_labels[:143])
+    rows = torch.cat([found.train, found.public])
+    labels = torch.cat([found.train_labels, found.public_labels])
+    others = [row for row in range(569) if not 400 <= row < 484]  # but the first half of the public
+    others.sort(key=lambda row: hashlib.sha256(f"breast_cancer:{row}".encode()).hexdigest())
+    tested = sorted([*range(400, 484), *others[:59]])
+    kept = sorted(set(range(569)) - set(tested))
+    assert torch.equal(whole.test, rows[tested])
+    assert torch.equal(whole.train, rows[kept])
+    assert torch.equal(whole.test_labels, labels[tested])
+    assert torch.equal(whole.train_labels, labels[kept])
+    assert int((labels[others[:59]] == 0).sum()) == 19  # 32 %; of all rows, 37 %
     assert whole.source == found.source == "sample"
     assert data.as_unit(whole.train) is whole.train
 

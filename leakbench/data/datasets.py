@@ -106,10 +106,11 @@ def load(source: Source, root: Path | None = None) -> Dataset:
 def load_full(source: Source, root: Path | None = None) -> FullDataset:
     """The whole training and test part from a data root, for training; arguments as for `load`.
 
-    The candidates of `load` are among the training images; for MNIST so are its public images,
-    which are training digits held out of the sample only. LFW has no official split: the test part
-    is the public part of `load`. Breast Cancer and Adult are split 3 to 1, see `examples.quarter`.
-    Breast Cancer needs no root, its sample is the whole set; neither do one's own data.
+    The candidates of `load` are among the training images, but for some of Breast Cancer's; for
+    MNIST so are its public images, which are training digits held out of the sample only. LFW has
+    no official split: the test part is the public part of `load`. Breast Cancer and Adult are split
+    3 to 1, see `examples.quarter`. Breast Cancer needs no root, its sample is the whole set;
+    neither do one's own data.
 
     Raises:
         DataMissing: the files are not in `root`; LeakbenchError as for `load`.

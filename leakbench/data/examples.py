@@ -133,9 +133,8 @@ def quarter(
 ) -> NDArray[np.bool_]:
     """Which of `examples` rows are for testing: a quarter, rounded up.
 
-    The public rows first, in their order, then those that are neither public nor kept for
-    training, in the order of the SHA-256 of "salt:position". So the candidates are training
-    examples, and whatever is public and not for testing comes last among the public ones.
+    The public rows first, then those that are neither public nor kept for training, in the order
+    of the SHA-256 of "salt:position".
     """
     taken = {*public, *kept}
     free = sorted(set(range(examples)) - taken, key=lambda position: _key(salt, position))
