@@ -150,6 +150,24 @@ def test_a_profile_cuts_trainings_down(write: Write) -> None:
     assert "profile paper: nothing is left to run" in none
 
 
+@pytest.mark.parametrize(
+    ("iterations", "said"),
+    [("{ mnits = 2 }", "did you mean 'mnist'?"), ("{ mnist = 2 }", "no entry for 'fashion_mnist'")],
+)
+def test_rounds_of_a_profile_are_named_by_their_own_key(
+    write: Write, iterations: str, said: str
+) -> None:
+    setting = f"profiles.paper.utility.iterations={iterations}"
+    text = error_of(write(), settings=[setting])
+    assert "key profiles.paper.utility.iterations" in text and said in text
+
+
+def test_a_plugin_in_place_of_the_rows_is_trained_in_every_variant(write: Write) -> None:
+    plan = resolve(write(), "quick", defense="dp_baseline")
+    assert [each.row for each in plan.utility] == ["released/dp_baseline"]
+    assert cell(resolve(write(), "quick", defense="cdp"), "released/cdp")
+
+
 def test_the_command_line_reaches_variants(write: Write) -> None:
     settings = ["utility.variants.released.training.clients=25", "training.learning_rate=0.7"]
     plan = resolve(write(), "paper", settings=settings)
@@ -195,6 +213,8 @@ def test_the_command_line_reaches_variants(write: Write) -> None:
          ["variant 'released', key model.name", "did you mean 'mlp'?"]),
         ("momentum = 0.5", "momentum = 1.0", ["key training.momentum", "less than 1"]),
         ("momentum = 0.5", 'augment = ["flop"]', ["key training.augment.0", "'flip' or 'crop'"]),
+        ("momentum = 0.5", 'learning_rate_policy = "step"\nlearning_rate_factor = 1e200',
+         ["key training.learning_rate_factor", "no finite number"]),
         ("momentum = 0.5", 'learning_rate_policy = "stair"', ["key training.learning_rate_policy"]),
     ],
 )  # fmt: skip
@@ -307,6 +327,7 @@ def test_what_is_printed_of_the_way_is_measured_there(write: Write) -> None:
         ('["cdp", "1", "0.80"]', '["cdp", "3", "0.80"]', ["accuracy after 3", "twice"]),
         ('"cdp", "3"', '"cdp", "5"', ["printed_utility.after", "for 4 rounds only"]),
         ('"cdp", "3"', '"cdp", "0"', ["after", "pattern"]),
+        ('"cdp", "3"', f'"cdp", "{"1" * 5000}"', ["after", "pattern"]),
         ('"after", "accuracy"', '"after", "rounds"', ["printed_utility.after", "than accuracy"]),
     ],
 )

@@ -71,6 +71,16 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
             for variant in completed
             for key in ("stop_accuracy", "stop_epsilon")
         ),
+        *(
+            (
+                f"profiles.{name}.utility.iterations",
+                list(p.utility.iterations),
+                by_data_set,
+                "data set",
+            )
+            for name, p in suite.profiles.items()
+            if p.utility.iterations is not None
+        ),
         ("utility.datasets", utility.datasets, datasets, "data set"),
         ("utility.defenses", utility.defenses, ids, "row"),
         *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -354,6 +355,18 @@ def check_training(where: str, training: TrainingTable, datasets: Sequence[str])
                 text = "central training is one client with one local step; set training.mode = "
                 raise LeakbenchError(f'{where}, key training.{key}: {text}"federated"')
         try:
-            Schedule(**training.schedule(dataset))
+            schedule = Schedule(**training.schedule(dataset))
         except LeakbenchError as error:
             raise LeakbenchError(f"{where}, key training: {error}") from None
+        _check_last_rate(where, schedule)
+
+
+def _check_last_rate(where: str, schedule: Schedule) -> None:
+    """A factor above 1 must not lead out of the finite numbers, which Python refuses to go."""
+    try:
+        last = schedule.learning_rate_at(schedule.rounds - 1, schedule.rounds)
+    except OverflowError:
+        last = math.inf
+    if last == math.inf:
+        text = f"after {schedule.rounds} rounds the learning rate is no finite number"
+        raise LeakbenchError(f"{where}, key training.learning_rate_factor: {text}; lower it")

@@ -343,7 +343,7 @@ class PrintedUtilityTable(TomlTable):
     accuracy: str | None = None
     seconds_per_iteration: str | None = None
     rounds: str | None = None
-    after: Annotated[str, Field(pattern=r"^[1-9][0-9]*$")] | None = None
+    after: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,17}$")] | None = None
 
     @property
     def row(self) -> str:

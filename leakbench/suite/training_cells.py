@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leakbench.errors import LeakbenchError
 from leakbench.spec import PrintedUtility, UtilityCell, canonical
 from leakbench.suite.rows import Request, Row, check_training, model_of, sources_of
 from leakbench.suite.tables import Suite, TrainingTable, of_data_set
@@ -30,7 +31,9 @@ def utility_cells(asked: Request, rows: Sequence[Row]) -> tuple[UtilityCell, ...
     cells = [
         cell
         for chosen in _chosen(asked)
-        for cell in _cells_of(asked, chosen, [row for row in rows if _trains(chosen, row)])
+        for cell in _cells_of(
+            asked, chosen, [row for row in rows if _trains(asked.suite, chosen, row)]
+        )
     ]
     # A data set at a time, as everywhere; the order is otherwise that of the file.
     return tuple(sorted(cells, key=lambda cell: asked.suite.datasets.index(cell.dataset)))
@@ -56,14 +59,20 @@ def _chosen(asked: Request) -> list[_Chosen]:
             )
         ]
         if datasets and (profile.variants is None or variant.id in profile.variants):
+            for name in datasets if profile.iterations is not None else ():
+                if of_data_set(profile.iterations, name) is None:
+                    place = f"profiles.{asked.profile}.utility.iterations"
+                    raise LeakbenchError(f"{asked.file}, key {place}: no entry for '{name}'")
             found.append(
                 _Chosen(variant=variant, datasets=datasets, training=training, learning_rates=rates)
             )
     return found
 
 
-def _trains(chosen: _Chosen, row: Row) -> bool:
-    return chosen.variant.defenses is None or row.id in chosen.variant.defenses
+def _trains(suite: Suite, chosen: _Chosen, row: Row) -> bool:
+    """Whether a variant is for a row; one in place of the suite's rows is in every variant."""
+    own = chosen.variant.defenses
+    return own is None or row.id in own or row.id not in {table.id for table in suite.defenses}
 
 
 def _cells_of(asked: Request, chosen: _Chosen, rows: Sequence[Row]) -> list[UtilityCell]:
