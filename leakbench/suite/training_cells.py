@@ -59,14 +59,20 @@ def _chosen(asked: Request) -> list[_Chosen]:
             )
         ]
         if datasets and (profile.variants is None or variant.id in profile.variants):
-            for name in datasets if profile.iterations is not None else ():
-                if of_data_set(profile.iterations, name) is None:
-                    place = f"profiles.{asked.profile}.utility.iterations"
-                    raise LeakbenchError(f"{asked.file}, key {place}: no entry for '{name}'")
+            _check_rounds(asked, datasets)
             found.append(
                 _Chosen(variant=variant, datasets=datasets, training=training, learning_rates=rates)
             )
     return found
+
+
+def _check_rounds(asked: Request, datasets: Sequence[str]) -> None:
+    """Rounds that the profile sets must be there for every data set."""
+    rounds = asked.chosen.utility.iterations
+    for name in datasets:
+        if rounds is not None and of_data_set(rounds, name) is None:
+            place = f"profiles.{asked.profile}.utility.iterations"
+            raise LeakbenchError(f"{asked.file}, key {place}: no entry for '{name}'")
 
 
 def _trains(suite: Suite, chosen: _Chosen, row: Row) -> bool:
