@@ -23,7 +23,7 @@ from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.federated import Trained, check, setting_of, train
 from leakbench.modules import settled
 from leakbench.networks import build_defense, first_network, model_of
-from leakbench.preparation import normaliser_of
+from leakbench.preparation import Normaliser, normaliser_of
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.privacy import account
 from leakbench.privacy.events import PrivacyEvent, Relation
@@ -120,10 +120,9 @@ def run_training(task: Training) -> Record:
     kept, held = _held_out(cell, len(data.train), task.network)
     rates = cell.learning_rates or (cell.schedule["learning_rate"],)
     attempts = [_attempt(task, data, kept, held, rate) for rate in rates]
-    # The first of equals: nothing but the held-out examples decides.
-    chosen = max(attempts, key=lambda each: each.held_out_accuracy)
-    done = chosen.done
-    finite = all(bool(torch.isfinite(value).all()) for value in done.weights.values())
+    # The first of equals: nothing but the held-out examples decides among networks that are whole.
+    chosen = max(attempts, key=lambda each: (each.finite, each.held_out_accuracy))
+    done, finite = chosen.done, chosen.finite
     each = done.seconds_per_iteration
     return _base(task) | {
         "status": "ok" if finite else "nan",
@@ -157,6 +156,11 @@ class Attempt:
     stopped: Literal["", "accuracy", "epsilon"]
     privacy: dict[str, Any]
 
+    @property
+    def finite(self) -> bool:
+        """Whether its weights are numbers."""
+        return all(bool(torch.isfinite(value).all()) for value in self.done.weights.values())
+
 
 def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: float) -> Attempt:
     """Train one network at one learning rate; the end of its policy keeps its ratio to it."""
@@ -168,9 +172,9 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
         learning_rate_end=base.learning_rate_end * rate / base.learning_rate,
     )
     device, dtype = torch.device(task.device), getattr(torch, cell.dtype)
-    model, weights = _network(cell, data, task.network, device)
-    defense = build_defense(cell)
     normaliser = normaliser_of(as_unit(data.public).to(dtype)) if planned.normalise else None
+    model, weights = _network(cell, data, task.network, device, normaliser)
+    defense = build_defense(cell)
 
     def ready(inputs: Tensor) -> Tensor:
         unit = as_unit(inputs).to(device=device, dtype=dtype)
@@ -288,12 +292,18 @@ def check_training(cell: UtilityCell, root: Path | None, networks: int) -> Mater
 
 
 def _network(
-    cell: UtilityCell, data: Material, number: int, device: torch.device
+    cell: UtilityCell,
+    data: Material,
+    number: int,
+    device: torch.device,
+    normaliser: Normaliser | None,
 ) -> tuple[Model, Weights]:
     model, weights = first_network(cell, look_up(cell.source), number)
     if cell.pretraining is not None:  # on what is public: it must cost no privacy
+        public = data.public.to(getattr(torch, cell.dtype))
         weights = pretrain(
-            model, weights, data.public.to(getattr(torch, cell.dtype)), data.public_labels,
+            model, weights, public if normaliser is None else normaliser(public),
+            data.public_labels,
             generator=generator(cell.seed, "pretraining", cell.dataset, number),
             **cell.pretraining,
         )  # fmt: skip

@@ -166,3 +166,8 @@ def test_the_command_writes_it_and_the_page_holds_it(
     assert b"<svg" in (tmp_path / "x.svg").read_bytes()
     refused = leakbench("figure", run, "training", "--out", "x.pdf", cwd=tmp_path)
     assert refused.code == 2 and "'.pdf'" in refused.errors
+    # Trainings of another run in the same folder are no reason to draw, nor to fail.
+    other = 'utility.variants=[{ id = "c", label = "third", datasets = ["lfw"] }]'
+    again = leakbench("run", path, "--out", run, "--workers", "1", "--set", other, cwd=tmp_path)
+    assert again.code == 0
+    assert "Curves of the trainings" not in (run / "report.html").read_text(encoding="utf-8")

@@ -178,7 +178,7 @@ def _run(queued: Queued, device: str, workers: int, chunk: int) -> bool:
                 chunk_size=chunk, report=report,
             )  # fmt: skip
         _, broken = write_results(folder, outcome)
-    except LeakbenchError as error:
+    except (LeakbenchError, OSError) as error:
         print(f"{name}: failed: {error}", flush=True)
         return False
     say_outcome(folder, outcome, broken)

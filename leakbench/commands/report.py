@@ -147,11 +147,15 @@ def _render(store: Run, content: Report, format: Format) -> str:
 
 
 def _training_picture(store: Run) -> bytes | None:
-    """The figure of a run's trainings as PNG; None where nothing was logged."""
+    """The figure of a run's trainings as PNG; None where nothing was logged of them.
+
+    The records may hold other trainings too, of a run with other options in the same folder.
+    """
     from leakbench import manifest
 
     known, records = manifest.read(store), store.records()
-    if not any(record.get("log") for record in records.values()):
+    trained = {key for each in known.trainings for key in each.trials()} & records.keys()
+    if not any(records[key].get("log") for key in trained):
         return None
     from leakbench.report import training_figure
 
