@@ -122,6 +122,7 @@ def test_a_suite_that_fails_stops_no_other(queue: Command, monkeypatch: pytest.M
 def test_trials_in_error_and_rows_above_a_ceiling_are_failures(
     queue: Command, suites: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LEAKBENCH_PLUGINS", "")  # which --plugins sets, for this process
     folder = suites / "mine" / "defenses"
     folder.mkdir(parents=True)
     (folder / "falls.py").write_text(

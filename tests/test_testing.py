@@ -189,9 +189,10 @@ class Scaled(Defense):
                 value.add_(1e-3)
         elif self.deed == "late" and context.round > 0:
             return None
-        public = context.public(weights)
-        assert public.axes == ("client", "example") and public.leading[0] == 1
-        return public.flat_norm().mean() if state is None else state
+        pieces = list(context.public(weights, 1))
+        assert all(public.axes == ("client", "example") for public in pieces)
+        norms = torch.cat([public.flat_norm().flatten() for public in pieces])
+        return norms.mean() if state is None else state
 
     def merge(self, state: Tensor) -> State:
         assert state.ndim == 1
