@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leakbench.contracts import Leak, LeakFacts, Streams
 from leakbench.errors import LeakbenchError
+from leakbench.preparation import normaliser_of
 
 Distribution = Literal["uniform", "normal"]
 
@@ -106,12 +107,8 @@ def channel_moments(leak: Leak) -> tuple[Tensor, Tensor]:
     """
     if leak.public is None:
         raise LeakbenchError("channel moments: the threat model must grant 'public' inputs")
-    inputs = leak.public.to(dtype=torch.float64, device=leak.device)
-    over = [axis for axis in range(inputs.ndim) if axis != 1]
-    mean = inputs.mean(dim=over, keepdim=True)[0]
-    std = inputs.std(dim=over, correction=0, keepdim=True)[0]
-    std = torch.where(std == 0, 1.0, std)
-    return mean.to(leak.dtype), std.to(leak.dtype)
+    found = normaliser_of(leak.public.to(dtype=torch.float64, device=leak.device))
+    return found.mean.to(leak.dtype), found.std.to(leak.dtype)
 
 
 STARTS: dict[str, Callable[[Leak, Streams, int], Tensor]] = {

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.parameters import require_in
 from leakbench.privacy.events import Sampling
-from leakbench.schedules import Decay, decayed
+from leakbench.schedules import Decay, decayed, stepped
 
 Aggregation = Literal["fed_sgd", "fed_averaging"]
 Partition = Literal["iid", "shards", "dirichlet"]
@@ -132,8 +132,8 @@ class Schedule:
     def learning_rate_at(self, round: int, total: int) -> float:
         """Of the local steps of 0-based round `round` of `total` planned ones."""
         if self.learning_rate_policy == "step":
-            return self.learning_rate * self.learning_rate_factor ** (
-                round // self.learning_rate_every
+            return self.learning_rate * stepped(
+                self.learning_rate_factor, self.learning_rate_every, round
             )
         kind: Decay = self.learning_rate_policy
         return decayed(

@@ -119,7 +119,10 @@ def run_training(task: Training) -> Record:
     data = material(cell.source, task.root)
     kept, held = _held_out(cell, len(data.train), task.network)
     rates = cell.learning_rates or (cell.schedule["learning_rate"],)
-    attempts = [_attempt(task, data, kept, held, rate) for rate in rates]
+    planned = Schedule(**cell.schedule)
+    # The rate is no part of it, and with clients who share examples it takes time to make.
+    setting = setting_of(planned, partition(data.train_labels[kept], planned, *_streams(task)))
+    attempts = [_attempt(task, data, kept, held, setting, rate) for rate in rates]
     # The first of equals: nothing but the held-out examples decides among networks that are whole.
     chosen = max(attempts, key=lambda each: (each.finite, each.held_out_accuracy))
     done, finite = chosen.done, chosen.finite
@@ -162,7 +165,9 @@ class Attempt:
         return all(bool(torch.isfinite(value).all()) for value in self.done.weights.values())
 
 
-def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: float) -> Attempt:
+def _attempt(
+    task: Training, data: Material, kept: Tensor, held: Tensor, setting: Setting, rate: float
+) -> Attempt:
     """Train one network at one learning rate; the end of its policy keeps its ratio to it."""
     cell = task.cell
     base = Schedule(**cell.schedule)
@@ -188,7 +193,6 @@ def _attempt(task: Training, data: Material, kept: Tensor, held: Tensor, rate: f
 
     test, test_labels = ready(data.test), data.test_labels.to(device)
     train_labels = data.train_labels[kept]
-    setting = setting_of(planned, partition(train_labels, planned, *_streams(task)))
     rounds = planned.rounds
     if cell.stop_epsilon is not None:
         rounds = rounds_within(cell.stop_epsilon, defense, weights, setting, cell.delta)
