@@ -256,14 +256,14 @@ def train(
     )
 
 
-AT_ONCE = 2**28
+GROUP_BYTES = 2**28
 """Bytes of the gradients of a local step of clients that are computed together."""
 
 
 def _together(weights: Weights, schedule: Schedule) -> int:
     """Clients that are computed together: their number bounds the memory, whatever Kt is."""
     size = sum(value.numel() * value.element_size() for value in weights.values())
-    return max(AT_ONCE // (size * schedule.batch_size), 1)
+    return max(GROUP_BYTES // (size * schedule.batch_size), 1)
 
 
 def _run_groups(

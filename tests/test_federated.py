@@ -714,7 +714,7 @@ def test_states_of_clients_in_groups_are_those_of_all(
     """Two rounds of three clients, together and one by one."""
     schedule = replace(IID_STEPS, rounds=2, clients_a_round=3, local_steps=local_steps)
     whole = trained("mlp", defense, schedule)
-    monkeypatch.setattr(federated, "AT_ONCE", 1)
+    monkeypatch.setattr(federated, "GROUP_BYTES", 1)
     close(trained("mlp", defense, schedule).weights, whole.weights, 1e-10)
 
 

@@ -146,7 +146,7 @@ def test_groups_of_clients_change_rounding_only(
     together = trained(defense, MANY, log_at=(1, 2))
     size = sum(v.numel() * v.element_size() for v in together.weights.values())
     for clients in (1, 3):
-        monkeypatch.setattr(federated, "AT_ONCE", clients * size * MANY.batch_size)
+        monkeypatch.setattr(federated, "GROUP_BYTES", clients * size * MANY.batch_size)
         apart = trained(defense, MANY, log_at=(1, 2))
         for name, value in apart.weights.items():
             torch.testing.assert_close(value, together.weights[name], rtol=1e-9, atol=1e-10)

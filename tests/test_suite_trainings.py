@@ -361,6 +361,10 @@ def test_what_is_printed_goes_with_the_training_it_is_of(write: Write) -> None:
         ("stop_accuracy = { mnist = 0.9 }", "", ["printed_utility.rounds", "stop_accuracy"]),
         ('variant = "released"\ndefense', 'variant = "relesed"\ndefense',
          ["printed_utility.variant", "did you mean 'released'?"]),
+        ('defenses = ["cdp", "none"]', 'defenses = ["cdp"]',
+         ["mnist/released/none is trained by no variant"]),
+        ('datasets = ["mnist"]', 'datasets = ["fashion_mnist"]',
+         ["mnist/released/none is trained by no variant"]),
     ],
 )  # fmt: skip
 def test_wrong_print_is_one_sentence(write: Write, old: str, new: str, words: list[str]) -> None:

@@ -169,16 +169,23 @@ def _check_printed_utility(suite: Suite, file: str) -> None:
         if not printed.numbers():
             keys = ", ".join(PRINTED_OF_TRAININGS)
             raise LeakbenchError(f"{where}: {printed.dataset}/{printed.row} has none of {keys}")
+        variant = variants[printed.variant]
+        own = [d for d in suite.defenses if d.id == printed.defense]
+        rows = variant.defenses or [printed.defense]
+        data = [d for row in own for d in (row.datasets or variant.datasets)]
+        if printed.defense not in rows or printed.dataset not in {*variant.datasets} & {*data}:
+            text = f"{printed.dataset}/{printed.row} is trained by no variant"
+            raise LeakbenchError(f"{where}: {text}")
         for key, text in printed.numbers().items():
             _check_number(text, f"{where}.{key}", share=key == "accuracy")
         if printed.after is not None and list(printed.numbers()) != ["accuracy"]:
             text = f"{printed.dataset}/{printed.row} has one beside other numbers than accuracy"
             raise LeakbenchError(f"{where}.after: {text}")
-        rounds = of_data_set(variants[printed.variant].training.iterations, printed.dataset)
+        rounds = of_data_set(variant.training.iterations, printed.dataset)
         if printed.after is not None and rounds is not None and int(printed.after) > rounds:
             text = f"{printed.dataset}/{printed.row} is trained for {rounds} rounds only"
             raise LeakbenchError(f"{where}.after: {text}")
-        target = of_data_set(variants[printed.variant].stop_accuracy, printed.dataset)
+        target = of_data_set(variant.stop_accuracy, printed.dataset)
         if printed.rounds is not None and target is None:
             text = f"{printed.dataset}/{printed.row} needs a stop_accuracy, to which they lead"
             raise LeakbenchError(f"{where}.rounds: {text}")
