@@ -6,12 +6,13 @@ without noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from leakbench import tangents as forward
 from leakbench.contracts import (
     Gradients,
     LeakPoint,
@@ -19,6 +20,7 @@ from leakbench.contracts import (
     Model,
     Observation,
     Replay,
+    State,
     concatenate,
 )
 from leakbench.gradients import per_example
@@ -55,18 +57,109 @@ class Simulator:
         local_steps: LocalSteps,
     ) -> Gradients:
         """See `contracts.Observation.simulate`."""
-        model, point, which = self.model, self.point, self.replay_of[rows]
-        steps, rate = self.local_steps, self.learning_rate
-        if local_steps == "average":  # one step on all examples, as long as all steps together
-            steps, rate = 1, self.local_steps * self.learning_rate
-        example_view = point.type == 2 and point.view == "example"
+        seen, labels = _in_type_of(inputs, seen, labels)
         # All clients begin from the same weights: the costly part of the first local step once for
         # all defenses, then each one's hooks.
         begun = None
-        large = computed_alone(seen.weights)  # then a batch is one backward pass, where it may be
-        if example_view or not (large or model.mixes_examples):
+        if self._by_examples(seen):
+            steps, _ = self._steps(local_steps)
             some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
-            begun = per_example(model, seen.weights, some, theirs)
+            begun = per_example(self.model, seen.weights, some, theirs)
+        return self._path(seen, inputs, labels, rows, local_steps, begun)
+
+    def push(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        tangents: Tensor,
+        local_steps: LocalSteps,
+    ) -> tuple[Gradients, Gradients]:
+        """See `contracts.Observation.push`; one victim at a time."""
+        seen, labels = _in_type_of(inputs, seen, labels)
+        plain, pushed = [], []
+        for i in range(len(rows)):
+            some = slice(i, i + 1)
+            given = (seen, inputs[some].detach(), labels[some].detach(), rows[some])
+            columns = tangents[i].detach()
+            if self._by_examples(seen) and self._steps(local_steps)[0] == 1:
+                found = self._push_hooks(*given, columns, local_steps)
+            else:
+                found = self._push_path(*given, columns, local_steps)
+            plain.append(found[0])
+            pushed.append(found[1])
+        derivatives = {k: torch.stack([one[k] for one in pushed]) for k in pushed[0]}
+        return concatenate(plain), Gradients(derivatives, ("client", "column"))
+
+    def _push_hooks(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        row: Tensor,
+        columns: Tensor,
+        how: LocalSteps,
+    ) -> tuple[Gradients, dict[str, Tensor]]:
+        """Of one victim by the gradients of his examples, then the hooks behind them."""
+        single, moved = forward.per_example(self.model, seen.weights, inputs[0], labels[0], columns)
+        names = list(single)
+
+        def hooks(*values: Tensor) -> Gradients:
+            begun = Gradients(dict(zip(names, values, strict=True)), ("client", "example"))
+            many, theirs, rows = _copies(len(values[0]), inputs, labels, row)
+            return self._path(seen, many, theirs, rows, how, begun)
+
+        return forward.of_copies(hooks, [v[None] for v in single.values()], list(moved.values()))
+
+    def _push_path(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        row: Tensor,
+        columns: Tensor,
+        how: LocalSteps,
+    ) -> tuple[Gradients, dict[str, Tensor]]:
+        """Of one victim through all of the path: weights that depend on the inputs, batches that
+        mix, and large networks."""
+        general = replace(self, model=forward.Plain(self.model))
+
+        def path(values: Tensor) -> Gradients:
+            _, theirs, rows = _copies(len(values), inputs, labels, row)
+            return general(seen, values, theirs, rows, how)
+
+        if computed_alone(seen.weights):
+            return forward.of_large(path, inputs, columns)
+        return forward.of_copies(path, [inputs], [columns], PAD)
+
+    def _by_examples(self, seen: Observation) -> bool:
+        """Whether the first local step is computed example by example, before any hook."""
+        if self.point.type == 2 and self.point.view == "example":
+            return True
+        # In a large network a batch is one backward pass, where it may be.
+        return not (computed_alone(seen.weights) or self.model.mixes_examples)
+
+    def _steps(self, local_steps: LocalSteps) -> tuple[int, float]:
+        """How many local steps the attacker runs, and their learning rate."""
+        if local_steps == "average":  # one step on all examples, as long as all steps together
+            return 1, self.local_steps * self.learning_rate
+        return self.local_steps, self.learning_rate
+
+    def _path(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        local_steps: LocalSteps,
+        begun: Gradients | None,
+    ) -> Gradients:
+        """begun: gradients of the examples of the first local step, where they are there."""
+        model, point, which = self.model, self.point, self.replay_of[rows]
+        steps, rate = self._steps(local_steps)
+        example_view = point.type == 2 and point.view == "example"
+        large = computed_alone(seen.weights)
         numbers = which.unique().tolist()
         # The usual case, all rows through one replay: nothing to pick out and to put back.
         alone = len(numbers) == 1 and (large or len(rows) % PAD == 0)
@@ -79,7 +172,7 @@ class Simulator:
             if not large:  # no hook's result depends on how many there are
                 chosen = with_copies(chosen)
             replay = self.replays[number]
-            state, known = replay.state, replay.context
+            state, known = _state_in(inputs.dtype, replay.state), replay.context
             context = replace(
                 known,
                 noise=None,
@@ -117,3 +210,27 @@ class Simulator:
             return parts[0]
         back = torch.cat(order).argsort()
         return concatenate(parts).select(back)
+
+
+def _in_type_of(inputs: Tensor, seen: Observation, labels: Tensor) -> tuple[Observation, Tensor]:
+    """The look, and labels that are probabilities, in the floating type of `inputs`."""
+    labels = labels.to(inputs.dtype) if labels.is_floating_point() else labels
+    return seen.cast(inputs.dtype), labels
+
+
+def _copies(count: int, *values: Tensor) -> tuple[Tensor, ...]:
+    """Each of `values`, of one victim, for `count` victims."""
+    return tuple(value.expand(count, *value.shape[1:]) for value in values)
+
+
+def _state_in(dtype: torch.dtype, state: State) -> State:
+    """A replay's state with its float32 tensors in float64, where that is `dtype`."""
+    if dtype != torch.float64:
+        return state
+    if isinstance(state, Tensor):
+        return state.double() if state.dtype == torch.float32 else state
+    if isinstance(state, Mapping):
+        return {key: _state_in(dtype, value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_state_in(dtype, value) for value in state)
+    return state

@@ -95,6 +95,19 @@ class _Counting:
         self.rows += len(rows.unique())
         return self.inner(seen, inputs, labels, rows, local_steps)
 
+    def push(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        tangents: Tensor,
+        local_steps: LocalSteps,
+    ) -> tuple[Gradients, Gradients]:
+        """A column counts like a gradient."""
+        self.rows += (1 + tangents.shape[1]) * len(rows.unique())
+        return self.inner.push(seen, inputs, labels, rows, tangents, local_steps)
+
 
 @dataclass(slots=True)
 class _Watching:

@@ -14,7 +14,8 @@ from leakbench.numeric import square_root
 Weights = Mapping[str, Tensor]
 """Parameter name -> tensor; shared by all clients, or with a leading client axis ("stacked")."""
 
-Axis = Literal["client", "example"]
+Axis = Literal["client", "example", "column"]
+"""A "column" is a direction in which something is differentiated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -80,12 +80,47 @@ class Observation:
         inputs (k, B, *input shape), labels (k, B) class indices or (k, B, classes) probabilities,
         rows (k,) victim numbers -> Gradients with axes ("client",), k of them, in the units of the
         observed ones. Behind L local steps, the first B / L inputs are those of the first step, and
-        so on.
+        so on. Inputs in float64 mean arithmetic in float64, whatever the weights are kept in.
         """
         return self.run(self, inputs, labels, rows, local_steps)
 
+    def push(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        tangents: Tensor,
+        *,
+        local_steps: LocalSteps = "unroll",
+    ) -> tuple[Gradients, Gradients]:
+        """`simulate`'s gradients (k of them) and their derivatives in c directions of the inputs.
+
+        inputs, labels, rows as in `simulate`; tangents (k, c, B, *input shape), c directions for
+        each victim -> gradients with axes ("client",) and derivatives with axes ("client",
+        "column"). With the unit vectors as directions, the columns are those of the Jacobian. Both
+        are without autograd's graph. The arithmetic is that of `inputs`, as in `simulate`: what
+        was observed is the caller's to cast. A victim's bits do not depend on the others.
+        """
+        return self.run.push(self, inputs, labels, rows, tangents, local_steps)
+
+    def cast(self, dtype: torch.dtype) -> Observation:
+        """The same look with weights and gradients in `dtype`; kept until `forget`."""
+        if self.dtype == dtype:
+            return self
+        if "cast" not in self._last or self._last["cast"].dtype != dtype:
+            weights = {name: value.to(dtype) for name, value in self.weights.items()}
+            gradients = self.gradients.map(lambda _, value: value.to(dtype))
+            self._last["cast"] = replace(self, weights=weights, gradients=gradients)
+        found: Observation = self._last["cast"]
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the weights."""
+        return next(iter(self.weights.values())).dtype
+
     def forget(self) -> None:
-        """Drop the kept answer: who was given it may have changed it."""
+        """Drop the kept answers: who was given them may have changed them."""
         self._last.clear()
 
 
@@ -100,6 +135,18 @@ class Simulate(Protocol):
         rows: Tensor,
         local_steps: LocalSteps,
     ) -> Gradients: ...
+
+    def push(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        tangents: Tensor,
+        local_steps: LocalSteps,
+    ) -> tuple[Gradients, Gradients]:
+        """See `Observation.push`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
