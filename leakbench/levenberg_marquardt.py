@@ -75,7 +75,7 @@ class LevenbergMarquardt:
     enough: float = 0.0
     damping: float = 1e-3
     products: int = 100
-    product_evaluations: int = 2
+    product_evaluations: int = 1
     accuracy: float = 1e-3
 
     def minimise(

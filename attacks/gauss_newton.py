@@ -1,0 +1,496 @@
+"""Gauss-Newton: all columns of the gradient's derivative, all known noise, and a prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import (
+    Attack,
+    Gradients,
+    Leak,
+    LeakFacts,
+    LocalSteps,
+    Observation,
+    Reconstruction,
+    Streams,
+    Watch,
+)
+from leakbench.errors import require_at_least
+from leakbench.labels import labels_of
+from leakbench.levenberg_marquardt import REFUSALS, LevenbergMarquardt, Linearised
+from leakbench.matching import LEAST_STD
+from leakbench.optim import Solution
+from leakbench.priors import GaussianPrior
+
+DENSE_UNKNOWNS, DENSE_NUMBERS = 4096, 2**27
+"""Up to so many unknowns, and numbers in J, the normal equations are written down."""
+PRODUCTS = 100
+"""Products with A in a step beyond that."""
+TOGETHER = 2**22
+"""Numbers in the columns of J that are pushed in one call."""
+ASIDE = 0.1
+"""Std of what tells the inputs of a batch apart at the start, as a share of the input range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussNewton(Attack):
+    """Levenberg-Marquardt on the gradient residual, with a Gaussian prior under known noise.
+
+    min over x of sum over observations k and tensors t of ||g_kt(x) - g_kt||^2 / s_t^2
+    + (x - m)^T P (x - m), g_k(x) the replayed gradient. Where the attacker knows the noise, s_t is
+    its std (at least a thousandth of the noisiest tensor's), and m and P are mean and inverse
+    covariance of the public inputs: the most probable input, if inputs were Gaussian. Where there
+    is no noise, or he knows of none, s is the length of all that was observed, and there is no
+    prior. Dense normal equations of all B inputs together, up to 4,096 unknowns and a Jacobian of
+    2^27 numbers; conjugate gradients beyond. The arithmetic is in float64.
+
+    Knowledge used: weights, gradient, input shape and range; the defense's replay and noise for an
+    adaptive attacker; labels and public inputs where granted. Otherwise labels are read off the
+    head's gradient, or, where known noise may hide it, are those whose gradient at the start is
+    most likely. Begins at the mean public input, or the middle of the range; further restarts at
+    draws from the prior, or uniform ones; they end once the residual is as small as rounding, or
+    as the noise that is in it. Types 0, 1 and 2.
+    Known failures: networks whose gradient is piecewise constant in the input; a replay without a
+    derivative.
+
+    Evaluations are counted as arithmetic, not as time: a residual is 1, and so is its gradient; a
+    call of `Observation.push` for c columns is 1 + c, which for a Jacobian of d columns adds up to
+    d and a few more, and makes a product of conjugate gradients 3.
+
+    Args:
+        steps: linearisations of a run.
+        restarts: runs from new starts; the smallest loss counts.
+        labels_tried: runs for so many of the likeliest labels where noise may hide it; batch of 1.
+        prior: "gaussian", or "none".
+        local_steps: how several local steps behind an update are modelled.
+    """
+
+    name: ClassVar[str] = "gauss_newton"
+    steps: int = 80
+    restarts: int = 1
+    labels_tried: int = 1
+    prior: Literal["gaussian", "none"] = "gaussian"
+    local_steps: LocalSteps = "unroll"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(
+            self.name, 1, steps=self.steps, restarts=self.restarts, labels_tried=self.labels_tried
+        )
+
+    def budget(self, facts: LeakFacts) -> int:
+        unknowns = facts.batch_size * math.prod(facts.input_shape)
+        parameters = sum(math.prod(shape) for shape in facts.parameters.values())
+        dense = _is_dense(unknowns, parameters)
+        step = _cost_of_columns(unknowns, parameters) if dense else 3 * (PRODUCTS + 1) + 1
+        return self.restarts * self.labels_tried * (1 + self.steps * (step + REFUSALS))
+
+    def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
+        """(n, B, *shape) mean and middle; the inputs of a batch a little aside from it, since equal
+        ones would stay equal; then draws."""
+        low, high = leak.input_range
+        shape = (leak.batch_size, *leak.input_shape)
+        if leak.public is None:
+            if restart:
+                drawn = low + (high - low) * streams.uniform("start", shape, restart)
+            else:
+                drawn = torch.full((leak.n, *shape), (low + high) / 2, dtype=torch.float64)
+        else:
+            public = leak.public.cpu().double().flatten(1)
+            drawn = public.mean(dim=0).reshape(leak.input_shape).expand(leak.n, *shape)
+            if restart:  # mixtures of the public inputs have their covariance
+                shares = (leak.batch_size, len(public))
+                mixed = streams.normal("start", shares, restart) / math.sqrt(len(public))
+                # One victim at a time: a product of all would round by how many there are.
+                moved = [one @ (public - public.mean(dim=0)) for one in mixed]
+                drawn = (drawn + torch.stack(moved).reshape(drawn.shape)).clamp(low, high)
+        if not restart and leak.batch_size > 1:
+            drawn = drawn + ASIDE * (high - low) * streams.normal("start", shape)
+        return drawn.to(dtype=leak.dtype, device=leak.device)
+
+    def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """(k,) the objective; see `contracts.HasLoss`."""
+        prior = self._prior(leak)
+        found = [
+            _Problem(self, leak, row, labels[k : k + 1], prior).cost(inputs[k].double().flatten())
+            for k, row in enumerate(rows.split(1))
+        ]
+        return torch.stack(found).to(leak.dtype)
+
+    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        """Victims one after another, each from its starts and with its labels in turn. Steps and
+        evaluations are those of all runs; start and its loss those of the first."""
+        self.require_suitable(leak)
+        prior = self._prior(leak)
+        starts = [self.start(leak, streams, restart) for restart in range(self.restarts)]
+        known = None if self._ranks_labels(leak) else labels_of(leak, streams)
+        found = []
+        for row in torch.arange(leak.n, device=leak.device).split(1):
+            points = [start[row].double().flatten() for start in starts]
+            if known is None:
+                labels, spent = self._likeliest(leak, row, points[0], prior), leak.classes
+            else:
+                labels, spent = [known[row]], 0
+            problems = [_Problem(self, leak, row, label, prior) for label in labels]
+            found.append(_Victim(self, leak, problems, watch, spent).run(points))
+        inputs = torch.stack([victim.best.points[0] for victim in found])
+        device = leak.device
+        return Reconstruction(
+            inputs=inputs.reshape(starts[0].shape).to(leak.dtype),
+            labels=torch.cat([victim.labels for victim in found]),
+            loss=torch.cat([victim.best.loss for victim in found]).to(leak.dtype),
+            start_inputs=starts[0],
+            start_loss=torch.cat([victim.start_loss for victim in found]).to(leak.dtype),
+            steps=torch.tensor([victim.steps for victim in found], device=device),
+            evaluations=torch.tensor([victim.evaluations for victim in found], device=device),
+            status=tuple(victim.best.status[0] for victim in found),
+        )
+
+    def _prior(self, leak: Leak) -> GaussianPrior | None:
+        if self.prior == "none" or leak.public is None:
+            return None
+        return GaussianPrior.of(leak.public)
+
+    def _ranks_labels(self, leak: Leak) -> bool:
+        """Whether labels are tried, not read off: known noise on the gradient of one example."""
+        return (
+            leak.labels is None
+            and leak.batch_size == 1
+            and leak.noise_std is not None
+            and any(bool((std > 0).any()) for std in leak.noise_std.values())
+        )
+
+    def _likeliest(
+        self, leak: Leak, row: Tensor, point: Tensor, prior: GaussianPrior | None
+    ) -> list[Tensor]:
+        """The labels (1, 1) to try, the one with the smallest objective at the start first."""
+        every = torch.arange(leak.classes, device=leak.device)[:, None, None]
+        costs = [float(_Problem(self, leak, row, label, prior).cost(point)) for label in every]
+        order = sorted(
+            range(len(costs)), key=lambda label: (math.isnan(costs[label]), costs[label])
+        )
+        return [every[label] for label in order[: self.labels_tried]]
+
+
+def _is_dense(unknowns: int, parameters: int) -> bool:
+    return unknowns <= DENSE_UNKNOWNS and unknowns * parameters <= DENSE_NUMBERS
+
+
+def _together(unknowns: int, parameters: int) -> int:
+    """Columns that are pushed in one call."""
+    return max(8, min(unknowns, TOGETHER // parameters))
+
+
+def _cost_of_columns(unknowns: int, parameters: int) -> int:
+    """Evaluations of a Jacobian, a probe of one column before it included."""
+    calls = 1 + math.ceil(unknowns / _together(unknowns, parameters))
+    return calls + 1 + unknowns
+
+
+# ------------------------------------------------------------------- one victim
+
+
+class _Victim:
+    """All runs of one victim, and the best of them."""
+
+    def __init__(
+        self,
+        attack: GaussNewton,
+        leak: Leak,
+        problems: list[_Problem],
+        watch: Watch,
+        spent: int,
+    ) -> None:
+        self.attack, self.leak, self.problems, self.watch = attack, leak, problems, watch
+        self.steps, self.evaluations = 0, spent
+        self.best: Solution
+        self.labels: Tensor
+        self.start_loss: Tensor
+
+    def run(self, starts: list[Tensor]) -> _Victim:
+        """From each start with each label, until one fits."""
+        runs = [(problem, start) for start in starts for problem in self.problems]
+        for number, (problem, start) in enumerate(runs):
+            solution = self._solve(problem, start)
+            self.steps += int(solution.steps)
+            self.evaluations += int(solution.evaluations)
+            if number == 0:
+                self.start_loss = solution.start_loss
+            if number == 0 or _is_less(solution.loss, self.best.loss):
+                self.best, self.labels = solution, problem.labels
+            if problem.fits(float(solution.loss)):
+                break
+        return self
+
+    def _solve(self, problem: _Problem, start: Tensor) -> Solution:
+        def counting(
+            _: Tensor, steps: Tensor, evaluations: Tensor, points: Tensor, losses: Tensor
+        ) -> None:
+            self.watch(
+                problem.row,
+                steps + self.steps,
+                evaluations + self.evaluations,
+                problem.inputs(points[0]).to(self.leak.dtype),
+                losses,
+            )
+
+        method = LevenbergMarquardt(
+            steps=self.attack.steps,
+            enough=problem.enough,
+            products=PRODUCTS,
+            product_evaluations=3,
+        )
+        return method.minimise(lambda _: problem, start[None], counting)
+
+
+def _is_less(loss: Tensor, than: Tensor) -> bool:
+    """A loss that is no number is never less, and any other is less than it."""
+    return bool((loss < than) | (than.isnan() & ~loss.isnan()))
+
+
+class _Problem:
+    """The objective of one victim under one label, as `levenberg_marquardt.LeastSquares`."""
+
+    def __init__(
+        self,
+        attack: GaussNewton,
+        leak: Leak,
+        row: Tensor,
+        labels: Tensor,
+        prior: GaussianPrior | None,
+    ) -> None:
+        self.leak, self.row, self.labels = leak, row, labels
+        self.local_steps: LocalSteps = attack.local_steps
+        self.looks = [seen.cast(torch.float64) for seen in leak.observations]
+        self.shape = (1, leak.batch_size, *leak.input_shape)
+        std = _known_std(leak, row)
+        self.prior = None if std is None else prior
+        self.std = _lengths(self.looks, row) if std is None else std
+        self.is_noisy = std is not None
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(value[0].numel() for value in self.leak.observed.tensors.values())
+
+    @property
+    def enough(self) -> float:
+        """A loss relative to the length of what was observed that its rounding leaves."""
+        return 0.0 if self.is_noisy else max((4 * torch.finfo(self.leak.dtype).eps) ** 2, 1e-22)
+
+    def fits(self, loss: float) -> bool:
+        """Whether another start could not do much better: nothing is left but rounding, or as much
+        as noise on all coordinates has, up to four standard deviations of chi-squared, and the
+        prior of a typical input."""
+        if not self.is_noisy:
+            return loss <= self.enough
+        count = self.parameters * len(self.looks)
+        unknowns = 0 if self.prior is None else math.prod(self.shape)
+        return loss <= count + unknowns + 4 * math.sqrt(2 * (count + unknowns))
+
+    def inputs(self, point: Tensor) -> Tensor:
+        return point.reshape(self.shape)
+
+    def cost(self, point: Tensor) -> Tensor:
+        total = point.new_zeros(())
+        for look in self.looks:
+            with torch.no_grad():
+                total = total + self._residual(look, self._simulated(look, point)).square().sum()
+        if self.prior is not None:
+            away = self._away(point)
+            total = total + (away * (away @ self.prior.precision)).sum()
+        return total
+
+    def linearised(self, point: Tensor) -> Linearised:
+        unknowns = len(point)
+        if _is_dense(unknowns, self.parameters):
+            slope, matrix = point.new_zeros(unknowns), point.new_zeros(unknowns, unknowns)
+            for look in self.looks:
+                jacobian, residual = self._jacobian(look, point)
+                slope += jacobian @ residual
+                add_gram(matrix, jacobian)
+            if self.prior is not None:
+                slope += (self._away(point) @ self.prior.precision).flatten()
+                for block in self._blocks(matrix):
+                    block += self.prior.precision
+            spent = _cost_of_columns(unknowns, self.parameters)
+            return Linearised(slope=slope, matrix=matrix, evaluations=spent)
+        slope = self._pulled(point, None)
+        return Linearised(slope=slope, matrix=lambda v: self._product(point, v), evaluations=1)
+
+    def _away(self, point: Tensor) -> Tensor:
+        """(B, d) from the prior's mean."""
+        assert self.prior is not None
+        return point.reshape(self.shape[1], -1) - self.prior.mean
+
+    def _blocks(self, matrix: Tensor) -> Iterator[Tensor]:
+        """The diagonal blocks of the inputs of the batch."""
+        size = math.prod(self.leak.input_shape)
+        for k in range(self.shape[1]):
+            own = slice(k * size, (k + 1) * size)
+            yield matrix[own, own]
+
+    def _simulated(self, look: Observation, point: Tensor) -> Gradients:
+        return look.simulate(
+            self.inputs(point), self.labels, self.row, local_steps=self.local_steps
+        )
+
+    def _residual(self, look: Observation, simulated: Gradients) -> Tensor:
+        """(p,) in units of the noise, or of what was observed."""
+        observed = look.of(self.row).tensors
+        return torch.cat(
+            [
+                ((value - observed[name]) / self.std[name]).flatten()
+                for name, value in simulated.tensors.items()
+            ]
+        )
+
+    def _jacobian(self, look: Observation, point: Tensor) -> tuple[Tensor, Tensor]:
+        """J^T (d, q) and r (q,), in coordinates that hold all there is in J: see `Tangents`."""
+        unknowns = len(point)
+        together = _together(unknowns, self.parameters)
+        observed = look.of(self.row).tensors
+        # Any direction that is zero nowhere: what its derivative lacks, no column has.
+        probe = torch.sin(1.0 + torch.arange(unknowns, dtype=point.dtype, device=point.device))
+        value, along = self._pushed(look, point, probe[None])
+        spaces = {
+            name: Tangents.at(gradient, along[name][0], self.shape[1])
+            for name, gradient in value.items()
+        }
+        residual = [
+            spaces[name].of((gradient - observed[name][0])[None] / self.std[name])[0]
+            for name, gradient in value.items()
+        ]
+        parts: list[Tensor] = []
+        for first in range(0, unknowns, together):
+            count = min(together, unknowns - first)
+            unit = point.new_zeros(count, unknowns)
+            unit[torch.arange(count), torch.arange(first, first + count)] = 1
+            _, columns = self._pushed(look, point, unit)
+            coordinates = [spaces[name].of(v / self.std[name]) for name, v in columns.items()]
+            parts.append(torch.cat(coordinates, dim=1))
+        return torch.cat(parts), torch.cat(residual)
+
+    def _pushed(
+        self, look: Observation, point: Tensor, directions: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Simulated gradients and their derivatives in c directions (c, d), (c, *shape) each."""
+        tangents = directions.reshape(1, len(directions), *self.shape[1:])
+        value, columns = look.push(
+            self.inputs(point), self.labels, self.row, tangents, local_steps=self.local_steps
+        )
+        return (
+            {name: tensor[0] for name, tensor in value.tensors.items()},
+            {name: tensor[0] for name, tensor in columns.tensors.items()},
+        )
+
+    def _product(self, point: Tensor, direction: Tensor) -> Tensor:
+        """(J^T J + P) times a direction."""
+        found = self._pulled(point, direction)
+        if self.prior is not None:
+            moved = direction.reshape(self.shape[1], -1) @ self.prior.precision
+            found = found + moved.flatten()
+        return found
+
+    def _pulled(self, point: Tensor, direction: Tensor | None) -> Tensor:
+        """J^T J times a direction; without one J^T r and the prior's part."""
+        total = torch.zeros_like(point)
+        for look in self.looks:
+            moving = point.detach().requires_grad_()
+            residual = self._residual(look, self._simulated(look, moving))
+            if direction is None:
+                along = residual.detach()
+            else:
+                _, columns = self._pushed(look, point, direction[None])
+                parts = [(v / self.std[name]).flatten() for name, v in columns.items()]
+                along = torch.cat(parts)
+            total += torch.autograd.grad(residual, moving, along)[0]
+        if direction is None and self.prior is not None:
+            total += (self._away(point) @ self.prior.precision).flatten()
+        return total
+
+
+# ------------------------------------------------------------------- numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Tangents:
+    """Coordinates for the derivatives of a parameter's gradient that leave out what is always 0.
+
+    The gradient of a dense layer on B examples has rank B at most, wherever the input moves: with
+    U, V orthonormal bases of its columns and rows, its derivatives T are
+    U U^T T + (I - U U^T) T V V^T, so U^T T and (I - U U^T) T V hold them, with all inner products.
+    Other tensors are kept as they are.
+
+    That is true of clipped gradients too, and is checked for what other defenses make of them.
+
+    left, right: U (rows, B) and V (columns, B), or None.
+    """
+
+    left: Tensor | None
+    right: Tensor | None
+
+    @classmethod
+    def at(cls, gradient: Tensor, derivative: Tensor, batch: int) -> Tangents:
+        """For a gradient (*parameter shape) of `batch` examples, and its derivative in a direction
+        that says something of all columns."""
+        everything = cls(None, None)
+        if gradient.ndim != 2 or 2 * batch >= min(gradient.shape):
+            return everything
+        if not bool(torch.isfinite(gradient).all()):
+            return everything
+        left, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
+        first, last, beyond = sizes[[0, batch - 1, batch]].tolist()
+        if beyond > 1e-10 * first or not last > 1e-6 * first:
+            return everything
+        found = cls(left[:, :batch], right[:batch].mT)
+        whole = torch.linalg.vector_norm(derivative)
+        held = torch.linalg.vector_norm(found.of(derivative[None]))
+        return found if bool((whole - held).abs() <= 1e-12 * whole) else everything
+
+    def of(self, values: Tensor) -> Tensor:
+        """(c, *parameter shape) -> (c, q) orthonormal coordinates."""
+        if self.left is None or self.right is None:
+            return values.flatten(1)
+        inside = self.left.mT @ values
+        outside = values @ self.right
+        outside = outside - self.left @ (self.left.mT @ outside)
+        return torch.cat([inside.flatten(1), outside.flatten(1)], dim=1)
+
+
+BLOCK = 256
+
+
+def add_gram(matrix: Tensor, rows: Tensor) -> None:
+    """matrix (d, d) += rows rows^T of rows (d, q), one half of it computed and mirrored."""
+    for i in range(0, len(rows), BLOCK):
+        own = rows[i : i + BLOCK]
+        for k in range(i, len(rows), BLOCK):
+            product = own @ rows[k : k + BLOCK].mT
+            matrix[i : i + BLOCK, k : k + BLOCK] += product
+            if k > i:
+                matrix[k : k + BLOCK, i : i + BLOCK] += product.mT
+
+
+def _known_std(leak: Leak, row: Tensor) -> Mapping[str, float] | None:
+    """The noise's std on each tensor of this victim; None where there is none, or not known."""
+    if leak.noise_std is None:
+        return None
+    std = {name: float(value[row]) for name, value in leak.noise_std.items()}
+    largest = max(std.values(), key=lambda value: math.inf if math.isnan(value) else value)
+    if not (math.isfinite(largest) and largest > 0):
+        return None
+    return {name: max(value, LEAST_STD * largest) for name, value in std.items()}
+
+
+def _lengths(looks: list[Observation], row: Tensor) -> Mapping[str, float]:
+    """The length of all that was observed of this victim, for each tensor; 1 in place of 0."""
+    squares = [float(look.of(row).flat_norm()) ** 2 for look in looks]
+    length = math.sqrt(sum(squares))
+    return dict.fromkeys(looks[0].gradients.tensors, 1.0 if length == 0 else length)
