@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from leakbench.candidate_lists import TOGETHER, CandidateList
 from leakbench.contracts import Attack, Leak, LeakFacts, LocalSteps, Reconstruction, Streams, Watch
 from leakbench.matching import squared_loss
 from leakbench.optim import with_copies
+from leakbench.pursuit import PASSES, pursue
 from leakbench.spec import Grant
-
-TOGETHER = 256
-"""Pairs of victim and candidate whose gradients are computed in one call; a multiple of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +27,22 @@ class Candidates(Attack):
     absent. Of equal candidates the first is taken. No optimiser, so no failed one: with the
     defense's replay and its noise known, no attacker identifies a victim more often.
 
+    Gradients of the list are computed once for all victims whose replays treat them alike, and
+    distances are matrix products (`candidate_lists`); the few candidates that rounding could
+    confuse are compared by the loss itself.
+
+    Of a batch of B > 1 the B candidates are sought whose mean is nearest (`pursuit`): one of the
+    two sets found, by the loss of the whole batch under the replay. That is exact where nothing is
+    added and what the replay does to a batch is the mean of what it does to each example; else a
+    search that may miss the likeliest set.
+
     Knowledge used: weights, gradient, the list and its labels, which the threat model must grant
     ("candidates"); for an adaptive attacker the defense's replay (`Observation.simulate`) and its
-    noise. Starts at the list's mean, and returns a candidate (n, 1, *input shape), status
-    "converged" after 0 steps and N k evaluations; a gradient that is not finite gives the mean and
-    "nan". Batch of 1. Known failure: he always names somebody, also where the victim is not on the
-    list or the gradient is zero.
+    noise. Starts at the list's mean, and returns candidates (n, B, *input shape) in the list's
+    order, status "converged" after 0 steps. Evaluations are those of a victim attacked alone: N k
+    for B = 1, else those of every pass over the list and of the pool; a gradient that is not finite
+    gives the mean and "nan". Known failure: he always names somebody, also where the victim is not
+    on the list or the gradient is zero.
 
     Args:
         local_steps: how several local steps behind an update are modelled.
@@ -44,52 +53,86 @@ class Candidates(Attack):
     local_steps: LocalSteps = "unroll"
 
     def skip(self, facts: LeakFacts) -> str:
-        if facts.batch_size != 1:
+        if facts.local_steps != 1:
             return (
-                f"batch_size must be 1, one candidate behind each gradient, got {facts.batch_size}"
+                "local_steps must be 1, a mean of the candidates' gradients behind each, got "
+                f"{facts.local_steps}"
             )
-        return "" if facts.candidates else "the threat model must grant 'candidates'"
+        if not facts.candidates:
+            return "the threat model must grant 'candidates'"
+        if facts.candidates < facts.batch_size:
+            return (
+                f"batches of {facts.batch_size} cannot be picked from {facts.candidates} candidates"
+            )
+        return ""
 
     def budget(self, facts: LeakFacts) -> int:
-        return facts.candidates
+        return facts.candidates * (1 if facts.batch_size == 1 else PASSES)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         inputs, _ = self._granted(leak)
-        return inputs.mean(dim=0).expand(leak.n, 1, *leak.input_shape).clone()
+        shape = (leak.n, leak.batch_size, *leak.input_shape)
+        return inputs.mean(dim=0).expand(shape).clone()
 
     def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
         inputs, labels = self._granted(leak)
-        start, count = self.start(leak, streams), len(inputs)
-        losses = self._losses(leak, inputs, labels)
-        finite = torch.isfinite(losses)
-        loss, chosen = torch.where(finite, losses, torch.inf).min(dim=1)
-        found = finite.any(dim=1)
-        picked = torch.where(
-            found.reshape(-1, *[1] * (start.ndim - 1)), inputs[chosen, None], start
+        start = self.start(leak, streams)
+        candidates = CandidateList(
+            leak=leak, inputs=inputs, labels=labels, local_steps=self.local_steps
         )
-        zeros = torch.zeros(leak.n, dtype=torch.int64, device=leak.device)
+        find = self._nearest if leak.batch_size == 1 else self._mean
+        chosen, loss, evaluations = find(candidates)
+        found = torch.isfinite(loss)
+        picked = torch.where(found.reshape(-1, *[1] * (start.ndim - 1)), inputs[chosen], start)
         return Reconstruction(
             inputs=picked,
-            labels=labels[chosen, None],
+            labels=labels[chosen],
             loss=torch.where(found, loss, torch.nan),
             start_inputs=start,
             start_loss=torch.full_like(loss, torch.nan),
-            steps=zeros,
-            evaluations=zeros + count * len(leak.observations),
+            steps=torch.zeros_like(evaluations),
+            evaluations=evaluations,
             status=tuple("converged" if ok else "nan" for ok in found.tolist()),
         )
 
-    def _losses(self, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
-        """(n, N) loss of every candidate for every victim."""
-        count = len(inputs)
-        parts = []
-        for pairs in torch.arange(leak.n * count, device=leak.device).split(TOGETHER):
-            full = with_copies(pairs)
-            victims, which = full // count, full % count
+    def _nearest(self, candidates: CandidateList) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, 1) the candidate with the least loss, (n,) that loss, (n,) evaluations."""
+        leak, count = candidates.leak, len(candidates)
+        distances, slack = candidates.distances()
+        distances = torch.where(torch.isfinite(distances), distances, torch.inf)
+        limit = distances.amin(dim=1).clamp(max=torch.finfo(torch.float64).max) + slack
+        rows, which = torch.nonzero(distances <= limit[:, None], as_tuple=True)
+        losses = self._losses(candidates, rows, which[:, None])
+        loss = losses.new_full((leak.n,), torch.inf).scatter_reduce(0, rows, losses, "amin")
+        least = losses == loss[rows]
+        chosen = torch.full_like(loss, count - 1, dtype=torch.int64)
+        chosen = chosen.scatter_reduce(0, rows[least], which[least], "amin")
+        return chosen[:, None], loss, torch.full_like(chosen, count * len(leak.observations))
+
+    def _mean(self, candidates: CandidateList) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, B) the candidates with the nearest mean, (n,) their loss, (n,) evaluations."""
+        leak = candidates.leak
+        sets, evaluations = pursue(candidates, leak.batch_size)
+        every, both = torch.arange(leak.n, device=leak.device), sets.shape[1]
+        losses = self._losses(candidates, every.repeat_interleave(both), sets.flatten(0, 1))
+        loss, best = losses.reshape(leak.n, both).min(dim=1)
+        return sets[every, best], loss, evaluations + both * len(leak.observations)
+
+    def _losses(self, candidates: CandidateList, rows: Tensor, which: Tensor) -> Tensor:
+        """(m,) loss of the candidates `which` (m, B) for victims `rows` (m,); infinite for nan."""
+        parts = [torch.empty(0, dtype=candidates.leak.dtype, device=candidates.leak.device)]
+        for piece in torch.arange(len(rows), device=rows.device).split(TOGETHER):
+            full = with_copies(piece)
             with torch.no_grad():
-                loss = self.loss(leak, inputs[which, None], labels[which, None], victims)
-            parts.append(loss[: len(pairs)])
-        return torch.cat(parts).reshape(leak.n, count)
+                loss = self.loss(
+                    candidates.leak,
+                    candidates.inputs[which[full]],
+                    candidates.labels[which[full]],
+                    rows[full],
+                )
+            parts.append(loss[: len(piece)])
+        losses = torch.cat(parts)
+        return torch.where(torch.isfinite(losses), losses, torch.inf)
 
     def loss(self, leak: Leak, inputs: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         """(k,) the negative log-likelihood, up to a factor of each victim's own."""

@@ -89,6 +89,10 @@ class DSSGD(Defense):
     def hooks(self) -> frozenset[str]:
         return frozenset(["on_examples" if self.at == "example" else "on_update"])
 
+    @property
+    def reads_observation(self) -> bool:
+        return True
+
     def on_examples(
         self, gradients: Gradients, state: State, context: Context
     ) -> tuple[Gradients, State]:

@@ -65,6 +65,10 @@ class Prune(Defense):
         return frozenset(["on_examples" if self.at == "example" else "on_update"])
 
     @property
+    def reads_observation(self) -> bool:
+        return True
+
+    @property
     def rowwise(self) -> bool:
         return self.at == "example"
 

@@ -73,6 +73,10 @@ class Chain(Defense):
         return all(part.rowwise for part in self.parts if part.row is not None)
 
     @property
+    def reads_observation(self) -> bool:
+        return any(part.reads_observation for part in self.parts)
+
+    @property
     def hooks(self) -> frozenset[str]:
         return frozenset().union(*(part.hooks for part in self.parts))
 

@@ -188,7 +188,7 @@ class Tap:
             local_steps=self.local_steps,
             learning_rate=self.learning_rate,
         )
-        return Observation(weights=weights, gradients=gradients, run=run)
+        return Observation(weights=weights, gradients=gradients, run=run, alike=run.alike())
 
     def leak(
         self,

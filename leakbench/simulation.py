@@ -6,7 +6,7 @@ without noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,14 +58,32 @@ class Simulator:
     ) -> Gradients:
         """See `contracts.Observation.simulate`."""
         seen, labels = _in_type_of(inputs, seen, labels)
-        # All clients begin from the same weights: the costly part of the first local step once for
-        # all defenses, then each one's hooks.
-        begun = None
-        if self._by_examples(seen):
-            steps, _ = self._steps(local_steps)
-            some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
-            begun = per_example(self.model, seen.weights, some, theirs)
+        begun = self._begun(seen, inputs, labels, local_steps)
         return self._path(seen, inputs, labels, rows, local_steps, begun)
+
+    def each(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        local_steps: LocalSteps,
+    ) -> Iterator[Gradients]:
+        """See `contracts.Observation.simulate_each`."""
+        seen, labels = _in_type_of(inputs, seen, labels)
+        begun = self._begun(seen, inputs, labels, local_steps)
+        for row in rows:
+            everywhere = row.expand(len(inputs))
+            yield self._path(seen, inputs, labels, everywhere, local_steps, begun)
+
+    def alike(self) -> Tensor:
+        """(n,) equal numbers for victims of one replay that reads nothing of the observation."""
+        own = torch.arange(len(self.replay_of), device=self.replay_of.device) + len(self.replays)
+        reads = torch.tensor(
+            [replay.defense.reads_observation for replay in self.replays],
+            device=self.replay_of.device,
+        )
+        return torch.where(reads[self.replay_of], own, self.replay_of)
 
     def push(
         self,
@@ -133,6 +151,17 @@ class Simulator:
             return forward.of_large(path, inputs, columns)
         return forward.of_copies(path, [inputs], [columns], PAD)
 
+    def _begun(
+        self, seen: Observation, inputs: Tensor, labels: Tensor, local_steps: LocalSteps
+    ) -> Gradients | None:
+        """The costly part of the first local step, once for all defenses: all clients begin from
+        the same weights. None where it is not computed example by example."""
+        if not self._by_examples(seen):
+            return None
+        steps, _ = self._steps(local_steps)
+        some, theirs = inputs.chunk(steps, dim=1)[0], labels.chunk(steps, dim=1)[0]
+        return per_example(self.model, seen.weights, some, theirs)
+
     def _by_examples(self, seen: Observation) -> bool:
         """Whether the first local step is computed example by example, before any hook."""
         if self.point.type == 2 and self.point.view == "example":
@@ -173,6 +202,7 @@ class Simulator:
                 chosen = with_copies(chosen)
             replay = self.replays[number]
             state, known = _state_in(inputs.dtype, replay.state), replay.context
+            reads = replay.defense.reads_observation
             context = replace(
                 known,
                 noise=None,
@@ -180,7 +210,7 @@ class Simulator:
                 local_steps=steps,
                 learning_rate=rate,
                 clients=tuple(range(len(chosen))),
-                observation=seen.of(rows[chosen]),
+                observation=seen.of(rows[chosen]) if reads else None,
             )
             first = begun if alone or begun is None else begun.select(chosen)
             if example_view and first is not None:

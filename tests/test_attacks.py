@@ -952,14 +952,16 @@ def test_the_first_of_equal_candidates_is_taken() -> None:
     assert attack_toy(leak).labels.tolist() == [[0]] * 5
 
 
-def test_candidates_must_be_granted_and_alone() -> None:
+def test_candidates_must_be_granted_and_stand_behind_a_mean() -> None:
     leak = make_leak(2, NoDefense())
     with pytest.raises(
         LeakbenchError, match="candidates: the threat model must grant 'candidates'"
     ):
         attack(Candidates(), leak)
-    with pytest.raises(LeakbenchError, match=r"candidates: batch_size must be 1, .* got 2"):
-        attack(Candidates(), replace(granted(leak), batch_size=2))
+    with pytest.raises(LeakbenchError, match=r"candidates: local_steps must be 1, .* got 2"):
+        attack(Candidates(), replace(granted(leak), batch_size=2, local_steps=2))
+    with pytest.raises(LeakbenchError, match="batches of 41 cannot be picked from 40 candidates"):
+        attack(Candidates(), replace(granted(leak), batch_size=41))
 
 
 # ---------------------------------------------------------------------------- analytic

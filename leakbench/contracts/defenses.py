@@ -64,7 +64,8 @@ class Context:
         total: planned rounds; decay schedules run over `round` / `total`.
         local_steps: L of a round.
         learning_rate: of the local steps, where it is known.
-        observation: in a replay, what was observed (masks of pruning come from it).
+        observation: in a replay, what was observed (masks of pruning come from it); None where
+            the defense does not say that it reads it (`Defense.reads_observation`).
         public: see `PublicGradients`; None where there are none. Only `on_round` may call it.
     """
 
@@ -208,6 +209,12 @@ class Defense:
         """Whether `on_examples` treats every row by itself, draws nothing random, and returns the
         state it was given: the path may then call it with a few rows at a time and keep only their
         sum, which bounds the memory of large networks."""
+        return False
+
+    @property
+    def reads_observation(self) -> bool:
+        """Whether its replay reads `context.observation`, so that what it makes of an input differs
+        from victim to victim. Who does not say so is not shown it."""
         return False
 
     def row_size(self, batch_size: int) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,11 +51,14 @@ class Observation:
     """One look at n victims: the weights in use and the gradients seen, axes ("client",).
 
     run: the attacker's own run of the path in this look, behind `simulate`.
+    alike: (n,) numbers; victims with the same one would have leaked the same from the same inputs:
+        one replay, which does not look at what was observed. None: nobody knows of such.
     """
 
     weights: Weights
     gradients: Gradients
     run: Simulate
+    alike: Tensor | None = None
     _last: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, rows: Tensor) -> Gradients:
@@ -83,6 +86,28 @@ class Observation:
         so on. Inputs in float64 mean arithmetic in float64, whatever the weights are kept in.
         """
         return self.run(self, inputs, labels, rows, local_steps)
+
+    def simulate_each(
+        self, inputs: Tensor, labels: Tensor, rows: Tensor, *, local_steps: LocalSteps = "unroll"
+    ) -> Iterator[Gradients]:
+        """For each victim of `rows` (m,) in turn, what he would have leaked from every input.
+
+        inputs (k, B, *input shape), labels (k, B) -> m times Gradients with axes ("client",), k of
+        them: those of `simulate` with that victim in all rows. The examples' own gradients, the
+        same for all victims, are computed once.
+        """
+        if isinstance(self.run, SimulateEach):
+            yield from self.run.each(self, inputs, labels, rows, local_steps)
+        else:
+            for row in rows:
+                yield self.run(self, inputs, labels, row.expand(len(inputs)), local_steps)
+
+    def groups(self) -> list[Tensor]:
+        """Numbers of the victims, each with those who are simulated `alike`; in order."""
+        count = self.gradients.leading[0]
+        device = next(iter(self.gradients.tensors.values())).device
+        alike = torch.arange(count, device=device) if self.alike is None else self.alike
+        return [torch.nonzero(alike == number).flatten() for number in alike.unique()]
 
     def push(
         self,
@@ -147,6 +172,20 @@ class Simulate(Protocol):
     ) -> tuple[Gradients, Gradients]:
         """See `Observation.push`."""
         ...
+
+
+@runtime_checkable
+class SimulateEach(Protocol):
+    """A run of the path that can share work among victims; see `Observation.simulate_each`."""
+
+    def each(
+        self,
+        seen: Observation,
+        inputs: Tensor,
+        labels: Tensor,
+        rows: Tensor,
+        local_steps: LocalSteps,
+    ) -> Iterator[Gradients]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
