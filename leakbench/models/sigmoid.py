@@ -14,6 +14,7 @@ from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
 from leakbench.losses import Loss, class_probabilities
 from leakbench.sigmoid_gradients import example_gradients
+from leakbench.sigmoid_tangents import example_tangents
 from leakbench.weights import Scheme, draw
 
 
@@ -76,6 +77,16 @@ class SigmoidNet:
         labels = class_probabilities(labels, self.classes, inputs)
         found = example_gradients(strides, [weights[name] for name in names], inputs, labels)
         return dict(zip(names, found, strict=True))
+
+    def example_tangents(
+        self, weights: Weights, inputs: Tensor, labels: Tensor, tangents: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`tangents.HandWrittenTangents`."""
+        names, strides = list(self.shapes()), [layer.stride for layer in self.convolutions]
+        labels = class_probabilities(labels, self.classes, inputs)
+        ordered = [weights[name] for name in names]
+        plain, moved = example_tangents(strides, ordered, inputs, labels, tangents)
+        return dict(zip(names, plain, strict=True)), dict(zip(names, moved, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
