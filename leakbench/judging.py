@@ -293,7 +293,7 @@ def blame(loss: float, loss_true: float) -> str:
 
 FLAGS = (
     "label_known", "label_inferred", "label_wrong", "loss_never_fell", *BLAMES, "defense_noop",
-    "gradient_nonfinite", "gradient_zero",
+    "gradient_nonfinite", "gradient_zero", "straight_through",
 )  # fmt: skip
 """Warnings about one trial, for the report to count, in the order of records."""
 
@@ -307,6 +307,7 @@ def flags(
     no_op: bool,
     gradient_finite: bool,
     gradient_zero: bool,
+    straight_through: bool,
 ) -> list[str]:
     """Warnings that do not depend on the judge."""
     conditions = {
@@ -317,6 +318,7 @@ def flags(
         "defense_noop": no_op,
         "gradient_nonfinite": not gradient_finite,
         "gradient_zero": gradient_zero,
+        "straight_through": straight_through,
     }
     return [name for name, holds in conditions.items() if holds]
 

@@ -29,6 +29,7 @@ from leakbench.contracts import (
 )
 from leakbench.optim import with_copies
 from leakbench.simulation import Simulator
+from leakbench.straight_through import followed
 from leakbench.training import Batch, capture
 from leakbench.weights import computed_alone
 
@@ -151,9 +152,15 @@ class Tap:
         return found if victims is not None else found.select(slice(count))
 
     def replay(self, defense: Defense, look: Look) -> Replay:
-        """The defense as an adaptive attacker knows it in this look: all but its noise."""
+        """The defense as an adaptive attacker knows it in this look: all but its noise, and with a
+        derivative where it has none (`straight_through`)."""
+        context = self.context(look.round, (0,), None)
+        known = followed(defense, look.weights, look.state, context, self.point)
         return Replay(
-            defense=defense, state=look.state, context=self.context(look.round, (0,), None)
+            defense=known,
+            state=look.state,
+            context=context,
+            straight_through=known is not defense,
         )
 
     def naive_replay(self, look: Look) -> Replay:

@@ -49,6 +49,7 @@ from leakbench.leaking import Look, Tap
 from leakbench.model_checks import check_model
 from leakbench.plugin_files import one_line
 from leakbench.privacy.events import PrivacyEvent
+from leakbench.straight_through import blind_hooks
 from leakbench.streams import NoiseStreams, VictimStreams, generator
 from leakbench.training import Batch, public_gradients, run_round
 
@@ -72,6 +73,21 @@ def check_plugin(kind: registry.Kind, name: str) -> str:
     except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may fail in any way: that is the answer
         return one_line(error)
     return ""
+
+
+def remark(kind: registry.Kind, name: str) -> str:
+    """What a reader should know of a plugin that keeps its promises; "" if nothing.
+
+    Defenses: hooks without a derivative, which adaptive attackers replay straight through.
+    """
+    if kind != "defenses":
+        return ""
+    defense = cast(Defense, registry.load(kind, name)())
+    path = _Path(defense, *_setting()[:2])
+    context = Context(batch_size=path.size, clients=(0,), noise=None, learning_rate=0.1)
+    found = blind_hooks(defense, path.weights, path.begun(context), context, LeakPoint(type=0))
+    hooks = list(dict.fromkeys(hook for hook, _ in found))
+    return f"replay has no derivative at {', '.join(hooks)}: straight-through" if hooks else ""
 
 
 # ------------------------------------------------------------------------------ attacks
@@ -527,7 +543,9 @@ def _check_replay(path: _Path) -> None:
     look = Look(weights=path.weights, state=path.begun(tap.context(0, (0,), None)))
     noise, where = NoiseStreams(SEED, ("check",)), torch.tensor([(0, 0), (0, 1)])
     seen = tap.capture(path.defense, look, [batch], clients=(0,), noise=noise, victims=where)
-    observation = tap.observation(path.weights, seen, [tap.replay(path.defense, look)])
+    # As the hooks are: a graph is asked of all of them, also where its derivative is zero.
+    own = dataclasses.replace(tap.replay(path.defense, look), defense=path.defense)
+    observation = tap.observation(path.weights, seen, [own])
     shown = observation.simulate(inputs, labels, torch.arange(2)).flatten()
     require(shown.requires_grad, "the replay is not differentiable in the inputs")
     slope = torch.autograd.grad(shown.square().sum(), inputs)[0]

@@ -25,7 +25,8 @@ class AttackedChunk:
     """A chunk after its attack: what records and arrays are made of.
 
     images, places: the reconstructions after `Victims.in_place`; start: likewise, None for an
-    attack that begins nowhere.
+    attack that begins nowhere. straight_through: of each victim, whether the attacker's replay
+    has another derivative than its own.
     """
 
     images: Tensor
@@ -35,6 +36,7 @@ class AttackedChunk:
     victims: Victims
     leak: Leak
     undefended: Gradients
+    straight_through: list[bool]
     result: Reconstruction
     loss_true: Tensor
     onlooker: Onlooker
@@ -82,6 +84,7 @@ def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
                     no_op=no_op[row],
                     gradient_finite=finite[row],
                     gradient_zero=zero[row],
+                    straight_through=attacked.straight_through[row],
                 ),
             }
         )

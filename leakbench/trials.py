@@ -230,7 +230,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         labels=dataset.candidate_labels[numbers],
         each=first.images_a_gradient,
     )
-    leak, undefended = _leak(chunk, victims, attacked, device, dtype)
+    leak, undefended, straight_through = _leak(chunk, victims, attacked, device, dtype)
     attack = build_attack(first)
     streams = VictimStreams(
         0,
@@ -263,8 +263,8 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     images, places = victims.in_place(result.inputs.detach().cpu())
     attacked_chunk = AttackedChunk(
         images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
-        undefended=undefended, result=result, loss_true=loss_true, onlooker=onlooker,
-        accuracy=_accuracy(first, attacked, leak, dataset),
+        undefended=undefended, straight_through=straight_through, result=result,
+        loss_true=loss_true, onlooker=onlooker, accuracy=_accuracy(first, attacked, leak, dataset),
     )  # fmt: skip
     records = records_of(attacked_chunk)
     return ChunkResult(records=records, arrays=arrays_of(attacked_chunk, records))
@@ -275,8 +275,9 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
 
 def _leak(
     chunk: Chunk, victims: Victims, attacked: Attacked, device: torch.device, dtype: torch.dtype
-) -> tuple[Leak, Gradients]:
-    """The leak of all trials in the chunk's order, and their gradients without a defense."""
+) -> tuple[Leak, Gradients, list[bool]]:
+    """The leak of all trials in the chunk's order, their gradients without a defense, and of each
+    whether a replay has a derivative that is not its own."""
     # Cells differ in their defense only; where training has changed the weights, not even in that.
     first, dataset, model = chunk.cells[0], victims.dataset, attacked.model
     adaptive = first.knowledge == "adaptive"
@@ -287,6 +288,7 @@ def _leak(
     seen: list[list[Gradients]] = [[] for _ in range(first.observations)]
     replays: list[list[Replay]] = [[] for _ in range(first.observations)]
     order: list[int] = []
+    straight_through = [False] * len(chunk.trials)
     replay_of = torch.zeros(len(chunk.trials), dtype=torch.int64, device=device)
     unknown = torch.full((len(chunk.trials),), math.nan, dtype=dtype, device=device)
     noise_std = {name: unknown.clone() for name in attacked.weights}
@@ -309,6 +311,8 @@ def _leak(
         order.extend(rows)
         if adaptive:
             replay_of[rows] = len(replays[0]) - 1
+            for row in rows:
+                straight_through[row] = any(each[-1].straight_through for each in replays)
             public = tap.noise_std(defense, when[0]) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
@@ -335,7 +339,8 @@ def _leak(
         granted=granted,
     )
     own = [victim for _, victim in chunk.trials]
-    return leak, scene.capture(Defense(), own, replace(when[0], state=None), 0)
+    undefended = scene.capture(Defense(), own, replace(when[0], state=None), 0)
+    return leak, undefended, straight_through
 
 
 def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> float:

@@ -421,6 +421,7 @@ FINE = {
     "no_op": False,
     "gradient_finite": True,
     "gradient_zero": False,
+    "straight_through": False,
 }
 
 
@@ -437,6 +438,7 @@ FINE = {
         ({"no_op": True}, ["defense_noop"]),
         ({"gradient_finite": False}, ["gradient_nonfinite"]),
         ({"gradient_zero": True}, ["gradient_zero"]),
+        ({"straight_through": True}, ["straight_through"]),
     ],
 )
 def test_flags_warn(changes: dict[str, Any], expected: list[str]) -> None:

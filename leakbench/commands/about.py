@@ -61,15 +61,17 @@ def _listing(kind: Listed, check: bool) -> list[dict[str, str]]:
 
         rows = []
         for plugin in registry.discover(kind.value):  # type: ignore[arg-type]
-            status, reason = plugin.status, plugin.reason
+            status, reason, summary = plugin.status, plugin.reason, plugin.summary
             if check and status == "ok":
-                from leakbench.testing import check_plugin
+                from leakbench.testing import check_plugin, remark
 
                 reason = check_plugin(kind.value, plugin.name)  # type: ignore[arg-type]
                 status = "broken" if reason else "ok"
+                if not reason and (known := remark(kind.value, plugin.name)):  # type: ignore[arg-type]
+                    summary = f"{summary} ({known})"
             rows.append(
                 {"name": plugin.name, "origin": plugin.origin, "status": status,
-                 "reason": reason, "summary": plugin.summary}
+                 "reason": reason, "summary": summary}
             )  # fmt: skip
         return rows
     if kind is Listed.datasets:

@@ -337,8 +337,12 @@ def changes_nothing(defense: Defense) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A defense in the public state of one look: all an adaptive attacker knows of it."""
+    """A defense in the public state of one look: all an adaptive attacker knows of it.
+
+    straight_through: whether `defense` has another derivative than its own, which is zero.
+    """
 
     defense: Defense
     state: State
     context: Context
+    straight_through: bool = False

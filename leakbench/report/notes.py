@@ -35,6 +35,8 @@ def notes_of(
         *_start_notes(cells, rules),
         *_ceiling_notes(cells),
         *_adaptive_notes(cells),
+        *_straight_through_notes(cells),
+        *_masking_notes(cells),
         *_network_notes(cells),
         *_absence_notes(cells),
         *_failure_notes(cells),
@@ -141,6 +143,50 @@ def _adaptive_notes(cells: Sequence[ReportCell]) -> list[Note]:
         )
         for row, datasets in rows.items()
     ]
+
+
+def _straight_through_notes(cells: Sequence[ReportCell]) -> list[Note]:
+    rows: dict[str, list[str]] = {}
+    labels = {}
+    for cell in cells:
+        if cell.flagged("straight_through"):
+            rows.setdefault(cell.row, []).append(cell.dataset)
+            labels[cell.row] = cell.label
+    return [
+        _note(
+            f"{labels[row]} ({', '.join(dict.fromkeys(datasets))}): the replay has no derivative: "
+            "straight-through, the adaptive attacker takes the identity's; low rates there may be "
+            "gradient masking.",
+            list(dict.fromkeys(datasets)),
+            [row],
+        )
+        for row, datasets in rows.items()
+    ]
+
+
+def _masking_notes(cells: Sequence[ReportCell]) -> list[Note]:
+    """Rows in which to know the defense does harm to the attacker, beyond what chance explains."""
+    naive = {
+        (cell.dataset, cell.row, cell.attack): cell for cell in cells if cell.knowledge == "naive"
+    }
+    notes = []
+    for cell in cells:
+        other = naive.get((cell.dataset, cell.row, cell.attack))
+        if cell.knowledge == "naive" or other is None:
+            continue
+        for rule, rate in cell.asr.items():
+            ignorant = other.asr.get(rule)
+            if ignorant is None or rate.high is None or ignorant.low is None:
+                continue
+            if rate.high < ignorant.low:
+                text = (
+                    f"{cell.label} ({cell.dataset}): the adaptive attacker does worse than the "
+                    f"naive one ({rate.value:.2f} against {ignorant.value:.2f} by '{rule}'): the "
+                    "defense hides the way to the image, not the image (gradient masking)."
+                )
+                notes.append(_note(text, [cell.dataset], [cell.row]))
+                break
+    return notes
 
 
 def _network_notes(cells: Sequence[ReportCell]) -> list[Note]:

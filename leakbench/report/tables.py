@@ -37,6 +37,7 @@ _WARNINGS = {
     "defense_noop": "defense no-op",
     "gradient_nonfinite": "gradient not finite",
     "gradient_zero": "gradient zero",
+    "straight_through": "replay straight-through",
 }
 
 
