@@ -216,16 +216,18 @@ class _Victim:
 
     def run(self, starts: list[Tensor]) -> _Victim:
         """From each start with each label, until one fits."""
-        runs = [(problem, start) for start in starts for problem in self.problems]
-        for number, (problem, start) in enumerate(runs):
-            solution = self._solve(problem, start)
-            self.steps += int(solution.steps)
-            self.evaluations += int(solution.evaluations)
-            if number == 0:
-                self.start_loss = solution.start_loss
-            if number == 0 or _is_less(solution.loss, self.best.loss):
-                self.best, self.labels = solution, problem.labels
-            if problem.fits(float(solution.loss)):
+        for number, start in enumerate(starts):
+            for problem in self.problems:
+                solution = self._solve(problem, start)
+                self.steps += int(solution.steps)
+                self.evaluations += int(solution.evaluations)
+                if number == 0 and problem is self.problems[0]:
+                    self.start_loss, self.best, self.labels = (
+                        solution.start_loss, solution, problem.labels,
+                    )  # fmt: skip
+                elif _is_less(solution.loss, self.best.loss):
+                    self.best, self.labels = solution, problem.labels
+            if self.problems[0].fits(float(self.best.loss)):
                 break
         return self
 
