@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from dp_accounting import get_epsilon_gaussian
+from scipy.stats import norm
 
 from leakbench.privacy import tables
 from leakbench.privacy.observers import account
@@ -381,6 +383,69 @@ def test_a_cell_against_expectation_ends_with_code_1(
         shown = "-" if computed is None else f"{computed:.3f}"
         assert f"0.64     {shown:<8}  {words}" in done.out
         assert "97       97        yes" in done.out
+
+
+# ------------------------------------------------------------------------------ ceilings
+
+CEILINGS = ("--sigma", "0.6", "--q", "0.1", "--steps", "100", "--delta", "1e-5", "--accountant",
+            "pld", "--observations", "3")  # fmt: skip
+
+
+@pytest.mark.parametrize("prior", ["1/1000", "0.001"])
+def test_how_often_the_right_one_is_named(leakbench: Command, prior: str) -> None:
+    """The model's as dp-accounting has it (test_power); who sees updates, in closed form."""
+    done = leakbench("account", *CEILINGS, "--prior", prior, "--json")
+    found = json.loads(done.out)["ceilings"]
+    seen = [(each["observer"], each["observations"], each["success"]) for each in found]
+    once, thrice = (float(norm.sf(norm.isf(0.001) - math.sqrt(k) / 0.6)) for k in (1, 3))
+    assert seen == [
+        ("model", None, pytest.approx(0.3226, abs=2e-4)),
+        ("server", 1, pytest.approx(once, rel=1e-9)),
+        ("server", 3, pytest.approx(thrice, rel=1e-9)),
+        ("type2", None, None),
+    ]
+    assert all(each["prior"] == 0.001 for each in found)
+    text = leakbench("account", *CEILINGS, "--prior", prior).out
+    assert "with chance 0.001 (1 in 1,000) without a look" in text
+    rows = [line.split() for line in text.partition("Naming the right one")[2].splitlines()]
+    shown = [float(row[3]) for row in rows if row[:2] == ["server", "3"]]
+    assert any(thrice <= number <= thrice * 1.001 for number in shown)
+    assert "ceilings" not in json.loads(leakbench("account", *CEILINGS, "--json").out)
+
+
+def test_a_ceiling_for_all_examples_of_a_client(leakbench: Command) -> None:
+    args = (*CEILINGS, "--convention", "per_example", "--batch-size", "4", "--group-size", "3")
+    found = json.loads(leakbench("account", *args, "--prior", "0.01", "--json").out)["ceilings"]
+    levels = [(each["observer"], each["level"]) for each in found]
+    assert levels[:3] == [("model", "instance"), ("model", "client"), ("server", "instance")]
+    assert found[0]["success"] < found[1]["success"]
+    own, averaged = found[-1], found[3]
+    assert own["observer"] == "type2" and averaged["observer"] == "server"
+    assert own["success"] == pytest.approx(
+        float(norm.sf(norm.isf(0.01) - math.sqrt(3) / 0.6)), rel=1e-9
+    )
+    assert averaged["success"] == pytest.approx(
+        float(norm.sf(norm.isf(0.01) - math.sqrt(3) / 1.2)), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("prior", ["0", "2", "1/0", "few", "nan"])
+def test_a_prior_is_a_chance(leakbench: Command, prior: str) -> None:
+    done = leakbench("account", *CEILINGS, "--prior", prior)
+    assert done.code == 2
+    said = f"--prior must be a number or a fraction (1/1000) above 0 and at most 1, got '{prior}'"
+    assert said in done.errors
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--epsilon", "1", "--sigma", "1", *BUDGET), "--prior must be left out"),
+        (("--sigma", "1", *RUN, "--preset", "paper:tifs"), "--prior must be left out"),
+    ],
+)
+def test_a_prior_needs_a_given_run(leakbench: Command, args: tuple[str, ...], said: str) -> None:
+    assert said in leakbench("account", *args, "--prior", "0.1").errors
 
 
 # ------------------------------------------------------------------------------ what it loads

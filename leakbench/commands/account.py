@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ from leakbench.errors import LeakbenchError, unknown_name
 
 if TYPE_CHECKING:
     from leakbench.privacy.account import Result
+    from leakbench.privacy.observers import Ceiling
     from leakbench.privacy.tables import PrintedNumber
 
 MOST = 10**12
@@ -89,6 +90,13 @@ def account(
     group_size: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Examples of a client, to hide all of them.")
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            help="Also how often the right one is named at best, for who is right with this chance "
+            "without a look: 1/1000, or 0.001."
+        ),
+    ] = None,
     table: Annotated[
         str | None, typer.Option(help="Compute a paper's table of epsilons instead, e.g. tifs5.")
     ] = None,
@@ -100,7 +108,7 @@ def account(
         "--accountant": accountant or None, "--preset": None if preset == "strict" else preset,
         "--layers": None if layers == 1 else layers, "--convention": convention,
         "--batch-size": batch_size, "--sampling": sampling, "--observations": observations,
-        "--group-size": group_size,
+        "--group-size": group_size, "--prior": prior,
     }  # fmt: skip
     given = [option for option, value in chosen.items() if value is not None]
     if table is not None:
@@ -110,11 +118,18 @@ def account(
     from leakbench.privacy.presets import preset_of
 
     guarantee = preset_of(preset).guarantee
-    own = ("--convention", "--batch-size", "--sampling", "--observations", "--group-size")
+    own = (
+        "--convention",
+        "--batch-size",
+        "--sampling",
+        "--observations",
+        "--group-size",
+        "--prior",
+    )
     if not guarantee:
         _leave_out(f"--preset {preset} fixes how the paper counts", own, given)
     if epsilon is not None:
-        _leave_out("--epsilon is about the final model and one example", own[-2:], given)
+        _leave_out("--epsilon is about the final model and one example", own[-3:], given)
     averaged = convention in (Convention.mean, Convention.per_example)
     if averaged and batch_size is None:
         raise LeakbenchError(f"--convention {convention} needs --batch-size")
@@ -135,16 +150,24 @@ def account(
     if sigma is not None and not 0 <= sigma < math.inf:
         raise LeakbenchError(f"--sigma must be at least 0 and finite, got {sigma}")
     setting: dict[str, Any] = {
-        "sampling_rate": _rate(q), "delta": delta, "preset": preset, "tensors": layers,
+        "sampling_rate": _chance("--q", q), "delta": delta, "preset": preset, "tensors": layers,
         "convention": (convention or Convention.sum).value, "batch_size": batch_size,
         "sampling": (sampling or Sampling.poisson).value, "observations": observations,
         "group_size": group_size or 1,
     }  # fmt: skip
     names = _accountant_names(accountant or ["all"])
     rows: list[Answer] = []
+    named: Sequence[Ceiling] = ()
     if sigma is not None and steps is not None:
         from leakbench.privacy import observers
 
+        if prior is not None:
+            shared = {
+                name: value for name, value in setting.items() if name not in ("delta", "preset")
+            }
+            named = observers.ceilings(
+                prior=_chance("--prior", prior), noise_multiplier=sigma, steps=steps, **shared
+            )
         results = observers.account(
             noise_multiplier=sigma, steps=steps, accountants=names, **setting
         )
@@ -153,22 +176,26 @@ def account(
         solved = [_solved(epsilon, sigma, steps, name, setting) for name in names]
         rows = [row for of_relation in zip(*solved, strict=True) for row in of_relation]
     if as_json:
-        print_json({"results": [result.as_dict() | found for result, found in rows]})
+        found = {"results": [result.as_dict() | found for result, found in rows]}
+        print_json(found | ({"ceilings": [asdict(each) for each in named]} if named else {}))
     else:
         print(_caution(preset, guarantee), end="\n\n")
         _print_results(rows, "sigma" if sigma is None else "steps" if steps is None else None)
+        if named:
+            _print_ceilings(named)
 
 
-def _rate(text: str) -> float:
-    """A sampling rate as typed."""
+def _chance(option: str, text: str) -> float:
+    """A chance as typed."""
     try:
-        rate = float(Fraction(text.replace(" ", "")))
+        chance = float(Fraction(text.replace(" ", "")))
     except (ValueError, ZeroDivisionError):
-        rate = math.nan
-    if not 0 <= rate <= 1:
-        text = f"must be a number or a fraction (256/60000) from 0 to 1, got {text!r}"
-        raise LeakbenchError(f"--q {text}")
-    return rate
+        chance = math.nan
+    positive = option == "--prior"  # without a chance nobody is ever right
+    if not 0 <= chance <= 1 or (positive and chance == 0):
+        example = "1/1000) above 0 and at most 1" if positive else "256/60000) from 0 to 1"
+        raise LeakbenchError(f"{option} must be a number or a fraction ({example}, got {text!r}")
+    return chance
 
 
 def _leave_out(why: str, options: Iterable[str], given: Sequence[str]) -> None:
@@ -293,6 +320,30 @@ def _print_results(rows: Sequence[Answer], found: Literal["sigma", "steps"] | No
         print("\nNotes:")
     for number, text in enumerate(repeated, start=1):
         print(f"{number}. {text}")
+
+
+def _print_ceilings(named: Sequence[Ceiling]) -> None:
+    """How often the right one is named at best, observer by observer."""
+    against = {"add_remove": "without him", "replace_one": "with another one", None: ""}
+    lines = [
+        [
+            each.observer,
+            "-" if each.level == "none" else str(each.observations or "run"),
+            each.level,
+            "none" if each.success is None else _rounded_up(each.success),
+            each.reason or f"held against a training {against[each.relation]}",
+        ]
+        for each in named
+    ]
+    prior = named[0].prior
+    print(f"\nNaming the right one, with chance {prior:g} (1 in {1 / prior:,.4g}) without a look:")
+    print_columns(["observer", "looks", "level", "at most", "notes"], lines)
+
+
+def _rounded_up(chance: float) -> str:
+    """Four digits, at least what they stand for."""
+    unit = 10.0 ** (math.floor(math.log10(chance)) - 3)
+    return f"{min(1.0, math.ceil(chance / unit * (1 - 1e-12)) * unit):.4g}"
 
 
 def _looks(result: Result) -> str:

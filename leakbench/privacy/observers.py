@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from leakbench.errors import LeakbenchError
-from leakbench.privacy.account import Result, epsilon
+from leakbench.privacy.account import Level, Result, epsilon
+from leakbench.privacy.ceiling import training_ceiling
 from leakbench.privacy.events import PrivacyEvent, Relation, Sampling, check_count, check_delta
 from leakbench.privacy.presets import preset_of
 from leakbench.spec import ACCOUNTANTS
@@ -81,10 +82,7 @@ def account(
     check_delta(delta)
     conventions = preset_of(preset)
     names = tuple(ACCOUNTANTS) if accountants is None else tuple(accountants)
-    check_count("tensors", tensors)
-    check_count("group_size", group_size)
-    if observations is not None:
-        check_count("observations", observations)
+    _check_counts(tensors, group_size, observations)
     whole = math.sqrt(tensors)
     if not conventions.guarantee:
         charged = whole if conventions.charges_parts else 1.0
@@ -96,12 +94,8 @@ def account(
             steps=steps,
         )
         return tuple(epsilon((event,), delta, accountant=name, preset=preset) for name in names)
-    at_model = PrivacyEvent(
-        noise_multiplier=noise_multiplier * gain(convention, batch_size) / whole,
-        sensitivity=whole,
-        sampling_rate=sampling_rate,
-        sampling=sampling,
-        steps=steps,
+    at_model, sent, own = _seen(
+        noise_multiplier, sampling_rate, steps, tensors, convention, batch_size, sampling
     )
     clipped = (
         f"sensitivity sqrt({tensors}) C: {tensors} {unit}s clipped to C apart"
@@ -114,8 +108,126 @@ def account(
         "at the release",
         *_BATCH_NOTE.get(convention, ()),
     )
-    looks = observations if observations is not None else max(1, round(sampling_rate * steps))
+    looks = _looks(observations, sampling_rate, steps)
     results = _of_model((at_model,), delta, names, common, group_size=group_size)
+    results += _of_looks(sent, "server", delta, looks, common)
+    if own is not None:
+        results += _of_looks(own, "type2", delta, looks, (clipped,))
+    else:
+        results += _none("type2", delta, _after_tap(convention), (clipped,))
+    return tuple(results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The most often that an observer names the right one.
+
+    observations: looks at him; None for a whole training. success: in [prior, 1], or None where
+    nothing is promised, which `reason` explains. relation: what the training is held against.
+    """
+
+    observer: str
+    level: Level
+    observations: int | None
+    relation: Relation | None
+    prior: float
+    success: float | None
+    reason: str = ""
+
+
+def ceilings(
+    *,
+    prior: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    tensors: int = 1,
+    convention: NoiseConvention = "sum",
+    batch_size: int | None = None,
+    sampling: Sampling = "poisson",
+    observations: int | None = None,
+    group_size: int = 1,
+) -> tuple[Ceiling, ...]:
+    """How often each observer can name the right one of 1 / prior at most (`privacy.ceiling`).
+
+    The final model after all steps, then the server and the type-2 tap, which see who takes part,
+    for one look and for k: sampling hides nobody from them. They are held against a training with
+    zero in the victim's place, which bounds them whether or not batches are refilled.
+
+    Args:
+        prior: Chance to name the right one without a look, in (0, 1].
+        group_size: Above 1: also of the final model and all examples of a client.
+        Others as for `account`.
+
+    Raises:
+        LeakbenchError: If an argument is unknown or outside its range.
+    """
+    _check_counts(tensors, group_size, observations)
+    at_model, sent, own = _seen(
+        noise_multiplier, sampling_rate, steps, tensors, convention, batch_size, sampling
+    )
+    drawn = sampling == "fixed_size" and sampling_rate < 1
+    against: Relation = "replace_one" if drawn else "add_remove"
+    if not drawn:
+        at_model = replace(at_model, sampling="none" if sampling == "fixed_size" else sampling)
+    sizes: dict[Level, int] = {"instance": 1} | ({"client": group_size} if group_size > 1 else {})
+    found = [
+        Ceiling(
+            observer="model", level=level, observations=None, relation=against, prior=prior,
+            success=training_ceiling(prior, (at_model,), relation=against, group_size=size),
+        )
+        for level, size in sizes.items()
+    ]  # fmt: skip
+    for observer, event in (("server", sent), ("type2", own)):
+        if event is None:
+            found.append(
+                Ceiling(
+                    observer=observer, level="none", observations=None, relation=None, prior=prior,
+                    success=None, reason=_after_tap(convention),
+                )
+            )  # fmt: skip
+            continue
+        found += [
+            Ceiling(
+                observer=observer, level="instance", observations=looks, relation="add_remove",
+                prior=prior,
+                success=training_ceiling(prior, (replace(event, sampling="none", steps=looks),)),
+            )
+            for looks in dict.fromkeys((1, _looks(observations, sampling_rate, steps)))
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def _check_counts(tensors: int, group_size: int, observations: int | None) -> None:
+    check_count("tensors", tensors)
+    check_count("group_size", group_size)
+    if observations is not None:
+        check_count("observations", observations)
+
+
+def _looks(observations: int | None, sampling_rate: float, steps: int) -> int:
+    """k, or how many steps an example is expected to take part in."""
+    return observations if observations is not None else max(1, round(sampling_rate * steps))
+
+
+def _seen(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    tensors: int,
+    convention: NoiseConvention,
+    batch_size: int | None,
+    sampling: Sampling,
+) -> tuple[PrivacyEvent, PrivacyEvent, PrivacyEvent | None]:
+    """What the final model is made of; one update at the server; one at the type-2 tap, if any."""
+    whole = math.sqrt(tensors)
+    at_model = PrivacyEvent(
+        noise_multiplier=noise_multiplier * gain(convention, batch_size) / whole,
+        sensitivity=whole,
+        sampling_rate=sampling_rate,
+        sampling=sampling,
+        steps=steps,
+    )
     # A batch of fixed size takes another example in for the one that leaves it.
     sent = replace(
         at_model,
@@ -123,14 +235,13 @@ def account(
         sampling="fixed_size" if sampling == "fixed_size" else "none",
         steps=1,
     )
-    results += _of_looks(sent, "server", delta, looks, common)
-    if convention == "per_example":
-        own = replace(sent, noise_multiplier=noise_multiplier / whole, sampling="none")
-        results += _of_looks(own, "type2", delta, looks, (clipped,))
-    else:
-        reason = f"noise enters after the tap (convention '{convention}'): clipping only"
-        results += _none("type2", delta, reason, (clipped,))
-    return tuple(results)
+    if convention != "per_example":
+        return at_model, sent, None
+    return at_model, sent, replace(sent, noise_multiplier=noise_multiplier / whole, sampling="none")
+
+
+def _after_tap(convention: NoiseConvention) -> str:
+    return f"noise enters after the tap (convention '{convention}'): clipping only"
 
 
 def gain(convention: NoiseConvention, batch_size: int | None) -> float:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -30,9 +31,10 @@ from leakbench.privacy.gdp import epsilon_of_mu, mu_of_events
 from leakbench.privacy.loss_grid import Grid, choose_grid, log_hockey
 from leakbench.privacy.pairs import Floats, Pair, masses_and_losses
 
-_FARTHEST = 1000.0  # stds; epsilons beyond say nothing, and are not worth their grids
+FARTHEST = 1000.0  # stds; epsilons beyond say nothing, and are not worth their grids
 _ROUNDING = 2.0**-50  # eight times what one operation may be off by
 _LOST = 1e-6  # of delta: what is left out, of the steps and above the grid, is no more each
+_HIGHER = 32
 _NOTHING = -100.0  # ln of a coefficient that is left out
 
 
@@ -73,17 +75,17 @@ def epsilon(
     )
     if plain in (0.0, math.inf) or whole or all(group.rate == 1 for group in groups):
         return plain
-    removing, adding = (_pairs(groups, relation, int(group_size), way) for way in (False, True))
-    if any(pair.reach > _FARTHEST for pair, _ in removing):
+    removing, adding = (pairs_of(groups, relation, int(group_size), way) for way in (False, True))
+    if any(pair.reach > FARTHEST for pair, _ in removing):
         return plain
-    found = _epsilon(removing, delta)
+    found = epsilon_of_pairs(removing, delta)
     # Where adding cannot lose as much at all, or is the same, it need not be computed.
     if adding != removing and found < sum(count * pair.largest_loss for pair, count in adding):
-        found = max(found, _epsilon(adding, delta))
+        found = max(found, epsilon_of_pairs(adding, delta))
     return min(plain, found)
 
 
-def _pairs(
+def pairs_of(
     groups: tuple[Group, ...], relation: Relation, group_size: int, adding: bool
 ) -> list[tuple[Pair, int]]:
     """Pairs of all steps and how often each is composed, for removing the group or adding it."""
@@ -108,12 +110,61 @@ def _pairs(
     return pairs
 
 
-def _epsilon(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
+def profile(pairs: Sequence[tuple[Pair, int]], delta: float) -> tuple[Floats, Floats]:
+    """Epsilons at least 0, and upper bounds on the delta of the composed pairs at each.
+
+    Pairs as from `pairs_of`, not empty; P is on the side whose losses count. The bounds are close
+    where delta is about `delta`, in (0, 1), and get coarser with the distance.
+    """
+    curve = _curve(pairs, delta)
+    if len(curve.losses) == 0:
+        # Where losses are bounded too many may be just above a grid that ends at the bound.
+        curve = _curve(pairs, delta, _HIGHER)
+    # Of delta, the two `_LOST` of it apart, the grid's share is what `room` leaves.
+    deltas = delta * (curve.deltas * (1 - 2 * _LOST) + 2 * _LOST) * (1 + 4 * _ROUNDING)
+    epsilons = np.append(curve.losses, max(0.0, curve.rough)) * (1 + _ROUNDING) + curve.shift
+    return epsilons, np.append(deltas, delta)
+
+
+def epsilon_of_pairs(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
     """Epsilon of one direction."""
+    curve = _curve(pairs, delta)
+    rough, deltas = curve.rough, curve.deltas
+    enough = int(np.argmax(deltas <= 1)) if len(deltas) else 0
+    if len(deltas) == 0 or not deltas[enough] <= 1:
+        return max(0.0, rough) + curve.shift
+    # Below x_j: delta(x_j - t) = P(X >= x_j) (1 - e^-t) + e^-t delta(x_j).
+    left, mass = 1 - float(deltas[enough]), float(curve.at_least[enough])
+    back = -math.log1p(-left / (left + mass - 1)) if mass > 1 else math.inf
+    found = max(0.0, float(curve.losses[enough]) - min(back, curve.spacing))
+    return min(found, max(0.0, rough)) * (1 + _ROUNDING) + curve.shift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """Tail of the composed loss, over a delta that it was looked for at.
+
+    losses: those of the grid, at least 0; none where there are too many steps for a grid. deltas,
+    at_least: of each loss delta and the chance to exceed it or be it, in units of `delta` less all
+    that may be wrong. rough: Chernoff's bound on epsilon at `delta`. shift: how far losses may be
+    off.
+    """
+
+    losses: Floats
+    deltas: Floats
+    at_least: Floats
+    rough: float
+    shift: float
+    spacing: float
+
+
+def _curve(pairs: Sequence[tuple[Pair, int]], delta: float, higher: int = 0) -> _Curve:
+    """higher: how many points to move the grid up, for a step; for many it grows as their root."""
     steps = sum(count for _, count in pairs)
     # Five tails a step is the most that `masses_and_losses` leaves out.
     tail = math.ceil(-float(ndtri_exp(math.log(_LOST / 5) + math.log(delta) - math.log(steps))))
     grid = choose_grid(pairs, delta, steps, tail)
+    grid = replace(grid, first=grid.first + higher * math.ceil(math.sqrt(steps)))
     composed = _compose(pairs, grid, tail)
     s, log_delta = grid.tilt, math.log(delta)
 
@@ -125,14 +176,17 @@ def _epsilon(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
     room = log_delta + math.log1p(-2 * _LOST) - relative
     rough = (composed.cumulant + float(log_hockey(s)) - room) / s
     beyond = composed.cumulant_above - grid.above * highest + relative - log_delta
-    if not beyond < math.log(_LOST):  # only where there are too many steps for a grid
-        return max(0.0, rough) + composed.shift
 
     indices = grid.first + np.arange(grid.length)
     kept = indices >= max(0.0, rough - 400) / grid.spacing  # e^400 can still be multiplied
+    if not beyond < math.log(_LOST):  # only where there are too many steps for a grid
+        kept[:] = False
     losses = grid.spacing * indices[kept]
+    tail_of = partial(
+        _Curve, losses=losses, rough=rough, shift=composed.shift, spacing=grid.spacing
+    )
     if len(losses) == 0:
-        return max(0.0, rough) + composed.shift
+        return tail_of(deltas=losses, at_least=losses)
     with np.errstate(over="ignore", invalid="ignore"):
         masses = composed.tilted[kept] * np.exp(composed.cumulant - room - s * losses)
         # delta(x_j) = (1 - e^-h) sum over m >= j of e^(x_j - x_m) P(X > x_m): nothing cancels.
@@ -143,14 +197,7 @@ def _epsilon(pairs: Sequence[tuple[Pair, int]], delta: float) -> float:
     # Neither sum is further off than this.
     deltas *= 1 + grid.length * _ROUNDING
     at_least *= 1 + grid.length * _ROUNDING
-    enough = int(np.argmax(deltas <= 1))
-    if not deltas[enough] <= 1:
-        return max(0.0, rough) + composed.shift
-    # Below x_j: delta(x_j - t) = P(X >= x_j) (1 - e^-t) + e^-t delta(x_j).
-    left, mass = 1 - float(deltas[enough]), float(at_least[enough])
-    back = -math.log1p(-left / (left + mass - 1)) if mass > 1 else math.inf
-    found = max(0.0, float(losses[enough]) - min(back, grid.spacing))
-    return min(found, max(0.0, rough)) * (1 + _ROUNDING) + composed.shift
+    return tail_of(deltas=deltas, at_least=at_least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,7 +315,8 @@ class CostEntry(Entry):
         stop_accuracy, stop_epsilon: what ends a training, None where nothing does.
         reached: networks that reached `stop_accuracy`. rounds_to_target: mean over these.
         accuracy: mean over networks, on held-out examples. curve: (rounds done, mean accuracy).
-        privacy: None without a result.
+        privacy: None without a result. ceiling: largest chance that an attacker who has the final
+            model names the victim among 1,000; None without an epsilon.
         seconds_per_iteration: of a local step of all clients of a round, median;
             seconds_per_client: of one client's; times_undefended: in units of the undefended
             training's.
@@ -356,6 +357,7 @@ class CostEntry(Entry):
     accuracy: Interval
     curve: tuple[tuple[int, float], ...]
     privacy: FinalEpsilon | None
+    ceiling: float | None
     seconds_per_iteration: float | None
     seconds_per_client: float | None
     printed_accuracy: str | None

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 from leakbench.metrics.rules import kinds
 from leakbench.report.content import CostEntry, Report, ReportCell
+from leakbench.report.costs import NAMED_AMONG
 from leakbench.report.words import (
     DASH,
     MARKS,
     Table,
+    ceiling_words,
     compact,
     epsilon_words,
     interval_words,
@@ -44,6 +46,13 @@ def cost_guide(costs: Sequence[CostEntry], *, attacked: bool) -> list[str]:
         f"{MARKS['not reproduced']} not; fewer rounds or less data than the paper's say "
         "nothing.",
     ]
+    if any(entry.ceiling is not None for entry in costs):
+        lines.append(
+            f"'named, at most': no attacker who has the final model names the right one of "
+            f"{NAMED_AMONG:,} candidates (of a client-level epsilon: the client by its data) more "
+            "often, by the same releases and relation as epsilon (Hayes et al. 2023); by guessing "
+            f"it is {compact(1 / NAMED_AMONG)}."
+        )
     if any(entry.privacy and "shared_examples" in entry.privacy.flags for entry in costs):
         lines.append(
             "'shared examples': clients draw theirs from the same set, and an example is counted "
@@ -181,6 +190,10 @@ def _to_target(entry: CostEntry) -> str:
 def _spent(costs: Sequence[CostEntry]) -> list[Column]:
     columns: list[Column] = [
         ("epsilon of the final model", lambda e: epsilon_words(e.privacy)),
+    ]
+    if any(entry.ceiling is not None for entry in costs):
+        columns.append(("named, at most", lambda e: ceiling_words(e.ceiling)))
+    columns += [
         ("s an iteration", lambda e: compact(e.seconds_per_iteration)),
     ]
     if any(entry.seconds_per_client is not None for entry in costs):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, median
 from typing import Any
 
 from leakbench.described import PlannedTraining
+from leakbench.privacy.ceiling import training_ceiling
+from leakbench.privacy.events import PrivacyEvent, Relation
 from leakbench.records import Key, Record
 from leakbench.report.content import CostEntry, FinalEpsilon, PrintedPoint, SweepPoint
 from leakbench.spec import JUDGED, Plan, PrintedUtility
 from leakbench.statistics import Interval, mean_interval, rate_verdict, ratio_verdict
+
+NAMED_AMONG = 1000
+"""Candidates that a ceiling of a training is for, as many as those of an attack."""
 
 TOLERANCE = 0.03
 """An accuracy is reproduced if its 90 % interval lies within so much of the printed one."""
@@ -121,6 +127,7 @@ def _entry(trained: _Trained, plain: _Trained | None) -> CostEntry:
         accuracy=mean_interval([[float(record["accuracy"])] for record in judged]),
         curve=_mean_curve(judged),
         privacy=FinalEpsilon.of(first.get("privacy")),
+        ceiling=_ceiling(first.get("privacy")),
         seconds_per_iteration=seconds,
         seconds_per_client=_median(trained.seconds("seconds_per_client")),
         printed_accuracy=printed.accuracy,
@@ -133,6 +140,21 @@ def _entry(trained: _Trained, plain: _Trained | None) -> CostEntry:
         rounds_verdict=_rounds_verdict(trained),
         points=tuple(_point(trained, int(n), text) for n, text in printed.points.items()),
     )
+
+
+def _ceiling(recorded: Mapping[str, Any] | None) -> float | None:
+    """Of naming the right one of `NAMED_AMONG` by the final model, from the recorded releases."""
+    if not recorded or recorded["epsilon"] is None:
+        return None
+    events = tuple(PrivacyEvent(**event) for event in recorded["events"])
+    # The last digits are the processor's; rounded up it still is a ceiling.
+    chance = _training_ceiling(events, recorded["relation"])
+    return min(1.0, float(f"{chance * (1 + 1e-9):.9g}"))
+
+
+@lru_cache(maxsize=256)  # a report is built more than once, and composing takes up to seconds
+def _training_ceiling(events: tuple[PrivacyEvent, ...], relation: Relation) -> float:
+    return training_ceiling(1 / NAMED_AMONG, events, relation=relation)
 
 
 def _rates(schedule: Mapping[str, Any], judged: Sequence[Record]) -> tuple[float, ...]:

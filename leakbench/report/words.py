@@ -92,6 +92,14 @@ def epsilon_words(privacy: FinalEpsilon | None) -> str:
     )
 
 
+def ceiling_words(chance: float | None) -> str:
+    """An upper bound on a chance, rounded up to three digits."""
+    if chance is None:
+        return DASH
+    unit = 10.0 ** (math.floor(math.log10(chance)) - 2)
+    return f"{min(1.0, math.ceil(chance / unit * (1 - 1e-9)) * unit):.3g}"
+
+
 def training_words(entry: CostEntry) -> str:
     """Network, data and schedule in a few words."""
     if not entry.networks:
