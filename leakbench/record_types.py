@@ -58,6 +58,8 @@ class TrialRecord(_Table):
     How it is judged: by which `judge`; metrics that were not measured, and why (`unmeasured`);
     mean squared errors of what needs no gradient (`baselines`); steps and evaluations when an
     iterate first met each rule; `flags` for a reader to heed.
+
+    What the leak held, where the suite asks for it: see `information.Bound`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -92,6 +94,10 @@ class TrialRecord(_Table):
     first_step: dict[str, Count | None]
     first_evaluations: dict[str, Count | None]
     flags: list[str]
+    bound_unbiased: float | None = None
+    bound_attainable: float | None = None
+    jacobian_rank: float | None = None
+    jacobian_condition: float | None = None
     host: HostFields = HostFields()
 
 

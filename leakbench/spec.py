@@ -111,6 +111,7 @@ class Cell:
     decides a result but the data, the weights and the code. `rounds` are those of the looks;
     `federation`, arguments of `federated.Schedule`, is empty where nothing is trained before them.
     `own` says where the data are if they are the user's own; `dataset` is their name all the same.
+    `bound`: whether records say what each leak holds (`information`).
     """
 
     dataset: str
@@ -139,6 +140,7 @@ class Cell:
     snapshots: tuple[int, ...]
     seed: int
     dtype: str
+    bound: bool = False
 
     @property
     def row(self) -> str:
@@ -190,6 +192,15 @@ class Cell:
         """JSON-able description of what is attacked: names of rows and paths change nothing."""
         spec = dataclasses.asdict(self)
         for name in ("variant", "defense_id", "label", "own"):
+            del spec[name]
+        if not self.bound:
+            del spec["bound"]
+        return spec
+
+    def leak_spec(self) -> dict[str, Any]:
+        """JSON-able description of what leaks, whoever attacks it."""
+        spec = self.spec()
+        for name in ("attack", "attack_parameters", "knowledge", "grants", "snapshots"):
             del spec[name]
         return spec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from leakbench.chunks import Chunk, ChunkResult
 from leakbench.contracts import Gradients, Leak, Reconstruction
 from leakbench.data import Dataset, load
+from leakbench.information import Bound
 from leakbench.judging import Onlooker, blame, flags, judge_by, judged_record, packed, plain
 from leakbench.metrics.registry import all_metrics
 from leakbench.record_types import SCHEMA
@@ -26,7 +28,7 @@ class AttackedChunk:
 
     images, places: the reconstructions after `Victims.in_place`; start: likewise, None for an
     attack that begins nowhere. straight_through: of each victim, whether the attacker's replay
-    has another derivative than its own.
+    has another derivative than its own. bounds: one a trial, None where the suite does not ask.
     """
 
     images: Tensor
@@ -41,6 +43,7 @@ class AttackedChunk:
     loss_true: Tensor
     onlooker: Onlooker
     accuracy: float
+    bounds: Sequence[Bound | None]
 
 
 def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
@@ -87,6 +90,7 @@ def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
                     straight_through=attacked.straight_through[row],
                 ),
             }
+            | _held(attacked.bounds[row])
         )
     judged = judge_by(chunk.rules, chunk.root).judge(
         attacked.images, victims, attacked.start, attacked.onlooker.raw,
@@ -109,6 +113,18 @@ def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -
         "victim": candidate,
         "batch": batch,
         "source_index": int(dataset.candidate_indices[candidate]),
+    }
+
+
+def _held(bound: Bound | None) -> Record:
+    """What a leak held, for its record."""
+    if bound is None:
+        return {}
+    return {
+        "bound_unbiased": plain(bound.unbiased),
+        "bound_attainable": plain(bound.attainable),
+        "jacobian_rank": plain(bound.rank),
+        "jacobian_condition": plain(bound.condition),
     }
 
 

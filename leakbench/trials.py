@@ -36,11 +36,13 @@ from leakbench.contracts import (
 from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, train
+from leakbench.information import Bound, bound_of
 from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.networks import build_defense, first_network, model_of
 from leakbench.optim import PAD, with_copies
 from leakbench.pretraining import accuracy, pretrain
+from leakbench.priors import GaussianPrior
 from leakbench.sampling import partition
 from leakbench.spec import Cell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
@@ -265,6 +267,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
         undefended=undefended, straight_through=straight_through, result=result,
         loss_true=loss_true, onlooker=onlooker, accuracy=_accuracy(first, attacked, leak, dataset),
+        bounds=_bounds(chunk, attacked, leak, truth, victims),
     )  # fmt: skip
     records = records_of(attacked_chunk)
     return ChunkResult(records=records, arrays=arrays_of(attacked_chunk, records))
@@ -350,6 +353,58 @@ def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> f
     weights = {name: value.cpu() for name, value in leak.observations[0].weights.items()}
     public = dataset.public.to(getattr(torch, cell.dtype))
     return accuracy(attacked.model, weights, public, dataset.public_labels)
+
+
+def _bounds(
+    chunk: Chunk, attacked: Attacked, leak: Leak, truth: Tensor, victims: Victims
+) -> list[Bound | None]:
+    """What the leak of each trial holds, where its cell asks; the same for all attackers."""
+    found: list[Bound | None] = []
+    labels = victims.labels.to(leak.device).unflatten(0, (leak.n, -1))
+    for row, (of, victim) in enumerate(chunk.trials):
+        cell, dataset = chunk.cells[of], victims.dataset
+        if not cell.bound:
+            found.append(None)
+            continue
+        place = (dataset.checksum, chunk.network, victim, str(leak.device))
+        key = (*place, canonical(cell.leak_spec()))
+        if key not in _BOUNDS:
+            defense = build_defense(cell)
+            when = looks(cell, dataset, attacked, defense, chunk.network)
+            tap = tap_of(cell, dataset, attacked.model)
+            seen = [
+                tap.observation(
+                    look.weights,
+                    given.gradients.select(slice(row, row + 1)),
+                    [tap.replay(defense, look)],
+                )
+                for look, given in zip(when, leak.observations, strict=True)
+            ]
+            stds = [tap.noise_std(defense, look) for look in when]
+            if len(_BOUNDS) >= KEPT:
+                _BOUNDS.pop(next(iter(_BOUNDS)))
+            _BOUNDS[key] = bound_of(seen, stds, truth[row], labels[row], _prior(dataset))
+        found.append(_BOUNDS[key])
+    return found
+
+
+KEPT = 10_000
+"""Bounds that a process remembers."""
+
+_BOUNDS: dict[tuple[str, int, int, str, str], Bound] = {}
+"""By data, network, victim, device and what leaks: other attackers meet the same leak."""
+
+
+def _prior(dataset: Dataset) -> GaussianPrior:
+    """Of the public images."""
+    if dataset.checksum not in _PRIORS:
+        _PRIORS.clear()
+        _PRIORS[dataset.checksum] = GaussianPrior.of(dataset.public)
+    return _PRIORS[dataset.checksum]
+
+
+_PRIORS: dict[str, GaussianPrior] = {}
+"""The last one of this process, by checksum of the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

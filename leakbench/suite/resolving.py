@@ -223,6 +223,7 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             snapshots=tuple(sorted(set(asked.chosen.snapshots))),
                             seed=suite.seed,
                             dtype=suite.dtype,
+                            bound=suite.bound,
                         )
                     )
     if variants and not cells:

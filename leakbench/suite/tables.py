@@ -436,7 +436,8 @@ class ProfileTable(TomlTable):
 class SuiteKeys(TomlTable):
     """All of a suite file but the tables that have a short form.
 
-    A suite that attacks nothing has [utility] and none of `ATTACKED`.
+    A suite that attacks nothing has [utility] and none of `ATTACKED`. bound: whether to compute
+    what each leak holds, whoever attacks it: seconds a victim.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
@@ -458,6 +459,7 @@ class SuiteKeys(TomlTable):
     gallery: GalleryTable = GalleryTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
+    bound: bool = False
 
 
 ATTACKED = ("knowledge", "rules", "attack", "variants", "leak", "printed", "gallery")
