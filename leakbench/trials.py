@@ -372,18 +372,18 @@ def _bounds(
             defense = build_defense(cell)
             when = looks(cell, dataset, attacked, defense, chunk.network)
             tap = tap_of(cell, dataset, attacked.model)
+            replays = [tap.replay(defense, look) for look in when]
             seen = [
-                tap.observation(
-                    look.weights,
-                    given.gradients.select(slice(row, row + 1)),
-                    [tap.replay(defense, look)],
-                )
-                for look, given in zip(when, leak.observations, strict=True)
+                tap.observation(look.weights, given.gradients.select(slice(row, row + 1)), [replay])
+                for look, given, replay in zip(when, leak.observations, replays, strict=True)
             ]
             stds = [tap.noise_std(defense, look) for look in when]
             if len(_BOUNDS) >= KEPT:
                 _BOUNDS.pop(next(iter(_BOUNDS)))
-            _BOUNDS[key] = bound_of(seen, stds, truth[row], labels[row], _prior(dataset))
+            jumps = any(replay.straight_through for replay in replays)  # has no derivative
+            _BOUNDS[key] = (
+                Bound() if jumps else bound_of(seen, stds, truth[row], labels[row], _prior(dataset))
+            )
         found.append(_BOUNDS[key])
     return found
 
