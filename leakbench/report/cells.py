@@ -14,10 +14,12 @@ from typing import Any
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.records import Key, Record
 from leakbench.report import costs
+from leakbench.report.bounds import bounds_of
 from leakbench.report.ceilings import ceiling_of, label_priors
 from leakbench.report.content import (
     COUNTS,
     Attacker,
+    BoundEntry,
     DatasetEntry,
     Flag,
     Report,
@@ -88,8 +90,9 @@ def build(
             guarantee=item.guarantee,
             same_as=same.get((each.cell.dataset, each.cell.row, each.cell.knowledge)),
             adaptive_too=(each.cell.dataset, each.cell.row) in adapted_to,
+            bound=bound,
         )
-        for each, item in zip(trials, planned, strict=True)
+        for each, item, bound in zip(trials, planned, bounds_of(trials), strict=True)
     )
     datasets = {each.cell.dataset: each.title for each in planned}
     for training in trained:
@@ -165,6 +168,7 @@ def _cell(
     guarantee: str,
     same_as: str | None,
     adaptive_too: bool,
+    bound: BoundEntry | None,
 ) -> ReportCell:
     cell, judged = trials.cell, trials.all_judged
     printed = plan.printed.get((cell.dataset, cell.row))
@@ -217,6 +221,7 @@ def _cell(
             same_as=same_as,
             adaptive_too=adaptive_too,
         ),
+        bound=bound,
     )
 
 

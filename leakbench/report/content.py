@@ -140,6 +140,24 @@ class Flag(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoundEntry(Entry):
+    """What the leaks of a cell hold, medians over trials; see `information.Bound`.
+
+    ratio: the attack's median raw error over `attainable`. verdict: of the leak, by the best of all
+    attackers: "bracketed" (within a factor 2 of `attainable`), "attack too weak" (above it: the
+    defense earns no credit), "no information left" (`attainable` is near the mean image's error);
+    "" where nothing is attainable or known.
+    """
+
+    unbiased: float | None
+    attainable: float | None
+    ratio: float | None
+    rank: float | None
+    condition: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportCell(Entry):
     """One cell of the table: a row of a data set, attacked by one attacker.
 
@@ -158,6 +176,7 @@ class ReportCell(Entry):
         label_accuracy: share of labels that were right.
         ceiling: largest rate of naming the victims that the guarantee allows; None without one.
         printed, verdict: None where nothing is printed, or may be held against it.
+        bound: None, and not in the JSON, where the suite does not ask for it.
     """
 
     dataset: str
@@ -201,6 +220,7 @@ class ReportCell(Entry):
     printed: PrintedEntry | None
     verdict: VerdictEntry | None
     flags: tuple[Flag, ...]
+    bound: BoundEntry | None = None
 
     @property
     def judged(self) -> int:
@@ -234,6 +254,8 @@ class ReportCell(Entry):
     def as_dict(self) -> dict[str, Any]:
         """As every entry; what is not printed, or not held against print, is an empty table."""
         found = Entry.as_dict(self)
+        if self.bound is None:
+            del found["bound"]
         return found | {name: found[name] or {} for name in ("printed", "verdict")}
 
 

@@ -163,6 +163,15 @@ def _attack_guide(report: Report) -> tuple[str, ...]:
         "Ceiling: no attack can identify more victims (top 1) than this under the guarantee; "
         "'-' where there is none at this tap.",
     ]
+    if any(cell.bound is not None for cell in report.cells):
+        lines.append(
+            "What the leak holds, by its Fisher information at the truth: 'attainable' estimates "
+            "the MSE of an efficient attacker who knows mean and covariance of the public images (who "
+            "knows more may beat it), 'unbiased' bounds attackers without a prior; both are about "
+            "raw images. 'Bracketed': the best attack is within a factor 2 of the attainable MSE; "
+            "'attack too weak': it is not, and the defense earns no credit; 'no information left': "
+            "the mean image is about as good. J is the gradient's derivative by the image."
+        )
     if _has_lpips(report.cells):
         lines.append(
             "LPIPS is the median perceptual distance by AlexNet's features, of images enlarged to "
@@ -195,6 +204,8 @@ def _section(report: Report, dataset: str) -> Section:
             )
         return Section(title=title, above=(above,), tables=(), below=())
     tables = [*of_costs, _leakage_table(report, cells), _effort_table(report, cells)]
+    if any(cell.bound is not None for cell in cells):
+        tables.append(_bound_table(cells))
     if any(cell.printed is not None for cell in cells):
         tables.append(_printed_table(report, cells))
     baselines = report.baselines[dataset]
@@ -271,6 +282,29 @@ def _effort_table(report: Report, cells: Sequence[ReportCell]) -> Table:
         for cell in cells
     )
     return Table(caption="Effort, and why attacks failed", header=header, rows=rows)
+
+
+def _bound_table(cells: Sequence[ReportCell]) -> Table:
+    rows = [
+        (
+            cell.label,
+            cell.knowledge,
+            compact(cell.mse),
+            compact(held.attainable),
+            compact(held.ratio),
+            compact(held.unbiased),
+            compact(held.rank),
+            compact(held.condition),
+            held.verdict or DASH,
+        )
+        for cell in cells
+        if (held := cell.bound) is not None
+    ]
+    header = (
+        *("method", "attacker", "MSE raw", "attainable", "MSE / attainable", "unbiased"),
+        *("rank of J", "condition of J", "verdict"),
+    )
+    return Table(caption="What the leak holds", header=header, rows=tuple(rows))
 
 
 def _has_lpips(cells: Sequence[ReportCell]) -> bool:

@@ -1,0 +1,60 @@
+"""Attacks against what the leaks hold (see `information`): how close the best one came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from leakbench.report.content import BoundEntry
+from leakbench.report.measured import Trials, mean_baselines, median_of, median_of_all
+from leakbench.spec import canonical
+
+FACTOR = 2.0
+"""An attack whose error is within this factor of the attainable one brackets the truth."""
+
+NEAR = 0.8
+"""Share of the mean image's error from which an attainable error says nothing of the victim."""
+
+
+def bounds_of(trials: Sequence[Trials]) -> list[BoundEntry | None]:
+    """One a cell; None where its records hold no bound.
+
+    The verdict is about a leak, and so the same for all who attack it: the best of them counts.
+    """
+    best: dict[str, float] = {}
+    keys = [canonical(each.cell.leak_spec()) for each in trials]
+    for key, each in zip(keys, trials, strict=True):
+        error = _error(each)
+        best[key] = min(best.get(key, inf), inf if error is None else error)
+    return [_entry(each, best[key]) for key, each in zip(keys, trials, strict=True)]
+
+
+def _error(trials: Trials) -> float | None:
+    """Median raw error of what was returned."""
+    return median_of_all([record.get("mse_raw") for record in trials.all_judged])
+
+
+def _entry(trials: Trials, best: float) -> BoundEntry | None:
+    judged = trials.all_judged
+    if not trials.cell.bound or not judged:
+        return None
+    attainable, error = median_of(judged, "bound_attainable"), _error(trials)
+    ratio = None if attainable is None or error is None else error / attainable
+    return BoundEntry(
+        # One unbiased estimate that is impossible makes no typical one: nan is the worst.
+        unbiased=median_of_all([record.get("bound_unbiased") for record in judged]),
+        attainable=attainable,
+        ratio=ratio,
+        rank=median_of(judged, "jacobian_rank"),
+        condition=median_of_all([record.get("jacobian_condition") for record in judged]),
+        verdict=_verdict(attainable, best, mean_baselines(judged).mean_image),
+    )
+
+
+def _verdict(attainable: float | None, best: float, mean_image: float | None) -> str:
+    """What the best attack's error says of the defense."""
+    if attainable is None or mean_image is None:
+        return ""
+    if attainable >= NEAR * mean_image:
+        return "no information left"
+    return "bracketed" if best <= FACTOR * attainable else "attack too weak"
