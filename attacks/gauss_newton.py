@@ -24,17 +24,19 @@ from leakbench.contracts import (
 )
 from leakbench.errors import require_at_least
 from leakbench.labels import labels_of
+from leakbench.learned_priors import LEAST_IMAGES, PRIORS, ImagePrior
 from leakbench.levenberg_marquardt import REFUSALS, LevenbergMarquardt, Linearised
 from leakbench.matching import LEAST_STD
 from leakbench.optim import Solution
-from leakbench.priors import GaussianPrior
 
 DENSE_UNKNOWNS, DENSE_NUMBERS = 4096, 2**27
 """Up to so many unknowns, and numbers in J, the normal equations are written down."""
 PRODUCTS = 100
 """Products with A in a step beyond that."""
-TOGETHER = 2**22
-"""Numbers in the columns of J that are pushed in one call."""
+TOGETHER = 2**21
+"""Numbers in the columns of J that are pushed in one call: more fall out of a core's cache."""
+ROUNDING = 1e-7
+"""A loss relative to what was observed that single precision can have left, and nothing else."""
 ASIDE = 0.1
 """Std of what tells the inputs of a batch apart at the start, as a share of the input range."""
 
@@ -57,8 +59,9 @@ class GaussNewton(Attack):
     most likely. Begins at the mean public input, or the middle of the range; further restarts at
     draws from the prior, or uniform ones; they end once the residual is as small as rounding, or
     as the noise that is in it. Types 0, 1 and 2.
-    Known failures: networks whose gradient is piecewise constant in the input; a replay without a
-    derivative.
+    Known failures: a step into a region where a trained network is certain and its gradient
+    vanishes (about one start of six; the loss then ends at 1, and a restart helps); networks whose
+    gradient is piecewise constant in the input; a replay without a derivative.
 
     Evaluations are counted as arithmetic, not as time: a residual is 1, and so is its gradient; a
     call of `Observation.push` for c columns is 1 + c, which for a Jacobian of d columns adds up to
@@ -68,15 +71,19 @@ class GaussNewton(Attack):
         steps: linearisations of a run.
         restarts: runs from new starts; the smallest loss counts.
         labels_tried: runs for so many of the likeliest labels where noise may hide it; batch of 1.
-        prior: "gaussian", or "none".
+        prior: what the public inputs say of an input, where noise leaves something to say.
+            "gaussian": their mean and covariance, the attacker that `attainable` bounds stand for;
+            "mixture": ten kinds with a covariance in common; "autoencoder": nearness to what a
+            small network can draw, which takes seconds to train (see `leakbench.learned_priors`);
+            "none".
         local_steps: how several local steps behind an update are modelled.
     """
 
     name: ClassVar[str] = "gauss_newton"
     steps: int = 80
-    restarts: int = 1
+    restarts: int = 3
     labels_tried: int = 1
-    prior: Literal["gaussian", "none"] = "gaussian"
+    prior: Literal["gaussian", "mixture", "autoencoder", "none"] = "gaussian"
     local_steps: LocalSteps = "unroll"
 
     def __post_init__(self) -> None:
@@ -84,6 +91,15 @@ class GaussNewton(Attack):
         require_at_least(
             self.name, 1, steps=self.steps, restarts=self.restarts, labels_tried=self.labels_tried
         )
+
+    def skip(self, facts: LeakFacts) -> str:
+        least = 2 if self.prior == "gaussian" else LEAST_IMAGES
+        if self.prior != "none" and 0 < facts.public < least:
+            return (
+                f"the prior '{self.prior}' is learnt from at least {least} public inputs, got "
+                f"{facts.public}"
+            )
+        return ""
 
     def budget(self, facts: LeakFacts) -> int:
         unknowns = facts.batch_size * math.prod(facts.input_shape)
@@ -153,22 +169,17 @@ class GaussNewton(Attack):
             status=tuple(victim.best.status[0] for victim in found),
         )
 
-    def _prior(self, leak: Leak) -> GaussianPrior | None:
-        if self.prior == "none" or leak.public is None:
+    def _prior(self, leak: Leak) -> ImagePrior | None:
+        if self.prior == "none" or leak.public is None or not _knows_noise(leak):
             return None
-        return GaussianPrior.of(leak.public)
+        return PRIORS[self.prior].of(leak.public)
 
     def _ranks_labels(self, leak: Leak) -> bool:
         """Whether labels are tried, not read off: known noise on the gradient of one example."""
-        return (
-            leak.labels is None
-            and leak.batch_size == 1
-            and leak.noise_std is not None
-            and any(bool((std > 0).any()) for std in leak.noise_std.values())
-        )
+        return leak.labels is None and leak.batch_size == 1 and _knows_noise(leak)
 
     def _likeliest(
-        self, leak: Leak, row: Tensor, point: Tensor, prior: GaussianPrior | None
+        self, leak: Leak, row: Tensor, point: Tensor, prior: ImagePrior | None
     ) -> list[Tensor]:
         """The labels (1, 1) to try, the one with the smallest objective at the start first."""
         every = torch.arange(leak.classes, device=leak.device)[:, None, None]
@@ -177,6 +188,11 @@ class GaussNewton(Attack):
             range(len(costs)), key=lambda label: (math.isnan(costs[label]), costs[label])
         )
         return [every[label] for label in order[: self.labels_tried]]
+
+
+def _knows_noise(leak: Leak) -> bool:
+    std = leak.noise_std
+    return std is not None and any(bool((value > 0).any()) for value in std.values())
 
 
 def _is_dense(unknowns: int, parameters: int) -> bool:
@@ -227,7 +243,7 @@ class _Victim:
                     )  # fmt: skip
                 elif _is_less(solution.loss, self.best.loss):
                     self.best, self.labels = solution, problem.labels
-            if self.problems[0].fits(float(self.best.loss)):
+            if self.problems[0].fits(self.best):
                 break
         return self
 
@@ -266,7 +282,7 @@ class _Problem:
         leak: Leak,
         row: Tensor,
         labels: Tensor,
-        prior: GaussianPrior | None,
+        prior: ImagePrior | None,
     ) -> None:
         self.leak, self.row, self.labels = leak, row, labels
         self.local_steps: LocalSteps = attack.local_steps
@@ -286,12 +302,17 @@ class _Problem:
         """A loss relative to the length of what was observed that its rounding leaves."""
         return 0.0 if self.is_noisy else max((4 * torch.finfo(self.leak.dtype).eps) ** 2, 1e-22)
 
-    def fits(self, loss: float) -> bool:
-        """Whether another start could not do much better: nothing is left but rounding, or as much
-        as noise on all coordinates has, up to four standard deviations of chi-squared, and the
-        prior of a typical input."""
+    def fits(self, found: Solution) -> bool:
+        """Whether another start could not do much better.
+
+        Without noise: nothing is left but rounding, or little and no way down from there (the
+        gradient of a victim that a network is sure of has few digits left). With it: as much is
+        left as noise on all coordinates has, up to four standard deviations of chi-squared, and
+        the prior of a typical input.
+        """
+        loss = float(found.loss)
         if not self.is_noisy:
-            return loss <= self.enough
+            return loss <= (ROUNDING if found.status == ("converged",) else self.enough)
         count = self.parameters * len(self.looks)
         unknowns = 0 if self.prior is None else math.prod(self.shape)
         return loss <= count + unknowns + 4 * math.sqrt(2 * (count + unknowns))
@@ -305,8 +326,8 @@ class _Problem:
             with torch.no_grad():
                 total = total + self._residual(look, self._simulated(look, point)).square().sum()
         if self.prior is not None:
-            away = self._away(point)
-            total = total + (away * (away @ self.prior.precision)).sum()
+            for image in point.reshape(self.shape[1], -1):
+                total = total + self.prior.penalty(image)
         return total
 
     def linearised(self, point: Tensor) -> Linearised:
@@ -317,26 +338,29 @@ class _Problem:
                 jacobian, residual = self._jacobian(look, point)
                 slope += jacobian @ residual
                 add_gram(matrix, jacobian)
-            if self.prior is not None:
-                slope += (self._away(point) @ self.prior.precision).flatten()
-                for block in self._blocks(matrix):
-                    block += self.prior.precision
+            for own, (inner, block) in self._believed(point):
+                slope[own] += inner
+                matrix[own, own] += block
             spent = _cost_of_columns(unknowns, self.parameters)
             return Linearised(slope=slope, matrix=matrix, evaluations=spent)
-        slope = self._pulled(point, None)
-        return Linearised(slope=slope, matrix=lambda v: self._product(point, v), evaluations=1)
+        slope, believed = self._pulled(point, None), list(self._believed(point))
+        for own, (inner, _) in believed:
+            slope[own] += inner
 
-    def _away(self, point: Tensor) -> Tensor:
-        """(B, d) from the prior's mean."""
-        assert self.prior is not None
-        return point.reshape(self.shape[1], -1) - self.prior.mean
+        def product(direction: Tensor) -> Tensor:
+            found = self._pulled(point, direction)
+            for own, (_, block) in believed:
+                found[own] += block @ direction[own]
+            return found
 
-    def _blocks(self, matrix: Tensor) -> Iterator[Tensor]:
-        """The diagonal blocks of the inputs of the batch."""
-        size = math.prod(self.leak.input_shape)
-        for k in range(self.shape[1]):
-            own = slice(k * size, (k + 1) * size)
-            yield matrix[own, own]
+        return Linearised(slope=slope, matrix=product, evaluations=1)
+
+    def _believed(self, point: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+        """Where each input of the batch stands among the unknowns, and the prior's model of it."""
+        if self.prior is not None:
+            size = math.prod(self.leak.input_shape)
+            for k, image in enumerate(point.reshape(self.shape[1], -1)):
+                yield slice(k * size, (k + 1) * size), self.prior.model(image)
 
     def _simulated(self, look: Observation, point: Tensor) -> Gradients:
         return look.simulate(
@@ -366,7 +390,7 @@ class _Problem:
             for name, gradient in value.items()
         }
         residual = [
-            spaces[name].of((gradient - observed[name][0])[None] / self.std[name])[0]
+            spaces[name].of((gradient - observed[name][0])[None])[0] / self.std[name]
             for name, gradient in value.items()
         ]
         parts: list[Tensor] = []
@@ -375,7 +399,7 @@ class _Problem:
             unit = point.new_zeros(count, unknowns)
             unit[torch.arange(count), torch.arange(first, first + count)] = 1
             _, columns = self._pushed(look, point, unit)
-            coordinates = [spaces[name].of(v / self.std[name]) for name, v in columns.items()]
+            coordinates = [spaces[name].of(v) / self.std[name] for name, v in columns.items()]
             parts.append(torch.cat(coordinates, dim=1))
         return torch.cat(parts), torch.cat(residual)
 
@@ -392,16 +416,8 @@ class _Problem:
             {name: tensor[0] for name, tensor in columns.tensors.items()},
         )
 
-    def _product(self, point: Tensor, direction: Tensor) -> Tensor:
-        """(J^T J + P) times a direction."""
-        found = self._pulled(point, direction)
-        if self.prior is not None:
-            moved = direction.reshape(self.shape[1], -1) @ self.prior.precision
-            found = found + moved.flatten()
-        return found
-
     def _pulled(self, point: Tensor, direction: Tensor | None) -> Tensor:
-        """J^T J times a direction; without one J^T r and the prior's part."""
+        """J^T J times a direction; without one J^T r."""
         total = torch.zeros_like(point)
         for look in self.looks:
             moving = point.detach().requires_grad_()
@@ -413,8 +429,6 @@ class _Problem:
                 parts = [(v / self.std[name]).flatten() for name, v in columns.items()]
                 along = torch.cat(parts)
             total += torch.autograd.grad(residual, moving, along)[0]
-        if direction is None and self.prior is not None:
-            total += (self._away(point) @ self.prior.precision).flatten()
         return total
 
 

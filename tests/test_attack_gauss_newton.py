@@ -167,9 +167,7 @@ def test_both_forms_of_the_normal_equations_agree(monkeypatch: pytest.MonkeyPatc
     noisy = DPBaseline(clip=4.0, noise_multiplier=0.1, convention="per_example")
     leak = make_leak(x, y, defense=noisy, knowledge="adaptive", public=public(), grants=["public"])
     attack = GaussNewton()
-    problem = gauss_newton._Problem(
-        attack, leak, torch.tensor([0]), y[None], attack._prior(leak)
-    )  # fmt: skip
+    problem = gauss_newton._Problem(attack, leak, torch.tensor([0]), y[None], attack._prior(leak))
     point = public().double().mean(dim=0).flatten()
     dense = problem.linearised(point)
     monkeypatch.setattr(gauss_newton, "DENSE_UNKNOWNS", 0)
@@ -193,9 +191,7 @@ def _objective(problem: Any, point: Tensor) -> Tensor:
         for name, value in shown.items():
             apart = (value - look.gradients.tensors[name]) / problem.std[name]
             total = total + apart.square().sum()
-    away = point - problem.prior.mean
-    total = total + away @ problem.prior.precision @ away
-    return total
+    return total + problem.prior.penalty(point)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -231,7 +227,7 @@ def test_half_of_a_gram_matrix_is_computed() -> None:
 def test_restarts_end_when_one_has_found_the_input() -> None:
     x, y = digits(slice(0, 1))
     leak = make_leak(x, y, dtype=torch.float64)
-    once = attacked(GaussNewton(steps=20), leak)
+    once = attacked(GaussNewton(steps=20, restarts=1), leak)
     assert math.isclose(float(errors(once, x)), 0, abs_tol=1e-18)
     again = attacked(GaussNewton(steps=20, restarts=3), leak)
     assert torch.equal(once.evaluations, again.evaluations)
@@ -251,7 +247,7 @@ def test_a_restart_that_ends_lower_counts_and_all_are_paid() -> None:
     assert sorted(seen) == seen
     assert int(result.steps) == 6
     assert int(result.evaluations) == seen[-1][1]
-    first = attacked(GaussNewton(steps=2), leak)
+    first = attacked(GaussNewton(steps=2, restarts=1), leak)
     assert float(result.loss) <= float(first.loss)
     starts = [GaussNewton().start(leak, streams, restart) for restart in range(3)]
     assert torch.equal(result.start_inputs, starts[0])
@@ -286,9 +282,9 @@ def test_labels_that_noise_hides_are_tried_by_likelihood() -> None:
 @pytest.mark.independent_rows
 def test_a_victim_has_the_same_bits_alone_and_in_any_order() -> None:
     x, y = digits(slice(0, 3))
-    together = attacked(GaussNewton(steps=3), make_leak(x, y))
-    alone = attacked(GaussNewton(steps=3), make_leak(x[1:2], y[1:2]), first=1)
-    back = attacked(GaussNewton(steps=3), make_leak(x.flip(0), y.flip(0)))
+    together = attacked(GaussNewton(steps=3, restarts=1), make_leak(x, y))
+    alone = attacked(GaussNewton(steps=3, restarts=1), make_leak(x[1:2], y[1:2]), first=1)
+    back = attacked(GaussNewton(steps=3, restarts=1), make_leak(x.flip(0), y.flip(0)))
     assert torch.equal(alone.inputs[0], together.inputs[1])
     assert torch.equal(back.inputs[2], together.inputs[0])
     assert torch.equal(back.loss.flip(0), together.loss)
@@ -306,6 +302,26 @@ def test_a_dead_gradient_is_survived(value: float) -> None:
     assert bool(torch.isfinite(result.inputs).all())
     assert result.status[0] == ("nan" if value else result.status[0])
     assert bool(result.loss.isnan()) == bool(value)
+
+
+@pytest.mark.parametrize("prior", ["mixture", "autoencoder"])
+def test_other_priors_go_with_noise_too(prior: Any) -> None:
+    """Nearer than the mean image, and never built where there is no noise."""
+    x, y = digits(slice(0, 1))
+    noisy = DPBaseline(clip=4.0, noise_multiplier=0.03, convention="per_example")
+    known = public()[:100]
+    leak = make_leak(x, y, defense=noisy, knowledge="adaptive", public=known, grants=["public"])
+    result = attacked(GaussNewton(steps=8, prior=prior), leak)
+    assert float(errors(result, x)) < float(mse(known.mean(dim=0).expand_as(x), x)) / 2
+    assert GaussNewton(prior=prior)._prior(make_leak(x, y, public=known, grants=["public"])) is None
+
+
+def test_too_few_public_inputs_for_a_prior_are_a_reason_to_skip() -> None:
+    x, y = digits(slice(0, 1))
+    leak = make_leak(x, y, public=public()[:19], grants=["public"])
+    assert GaussNewton().skip(leak.facts) == ""
+    assert GaussNewton(prior="none").skip(leak.facts) == ""
+    assert "at least 20 public inputs, got 19" in GaussNewton(prior="mixture").skip(leak.facts)
 
 
 @pytest.mark.slow
