@@ -219,7 +219,7 @@ def price(accuracy: float) -> CostEntry:
         clients=1, clients_a_round=1, local_steps=1, batch_size=1, partition=None, overlap=False,
         learning_rates=(0.1,), sweep=(), rounds_done=(1,), stopped=("",), stop_accuracy=None,
         stop_epsilon=None, reached=0, rounds_to_target=Interval(None, None, None),
-        accuracy=Interval(accuracy, None, None), curve=((1, accuracy),), privacy=None,
+        accuracy=Interval(accuracy, None, None), curve=((1, accuracy),), privacy=None, ceiling=None,
         seconds_per_iteration=None, seconds_per_client=None, printed_accuracy=None, verdict="",
         times_undefended=None, printed_times_undefended=None, printed_seconds=None,
         seconds_verdict="", printed_rounds=None, rounds_verdict="",
