@@ -141,14 +141,17 @@ class _Watching:
 def check_attack(attack: Attack) -> None:
     """Shapes, determinism, independence of the chunk, no mutation, threat model, counters.
 
-    A field named `steps` is set to 2, so that slow attacks are checked in seconds.
+    Fields named `steps` and `restarts` are set to 2 at most, so that slow attacks are checked in
+    seconds.
 
     Raises:
         ContractBreach: a promise is broken.
     """
     check_class(attack, Attack)
-    if "steps" in {item.name for item in dataclasses.fields(cast(Any, attack))}:
-        attack = cast(Attack, dataclasses.replace(cast(Any, attack), steps=2))
+    fields = {item.name for item in dataclasses.fields(cast(Any, attack))}
+    for name in fields & {"steps", "restarts"}:
+        if getattr(attack, name) > 2:
+            attack = cast(Attack, dataclasses.replace(cast(Any, attack), **{name: 2}))
     offer, alone = _accepted(attack)
     leak, counter = _leak(range(3), offer)
     before = _copies(leak)
