@@ -27,7 +27,7 @@ A_PASS = 8
 PASSES = 16
 """Over the list, at most."""
 
-SETTLED = 3
+SETTLED = 6
 """Passes in a row that bring no better set, after which they end."""
 
 EXPLAINED = 1e-9

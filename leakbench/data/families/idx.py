@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbench.data.entries import Archive, Entry, read_embedded
+from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
-    from leakbench.data.examples import Whole
+    from leakbench.data.examples import Examples, Whole
 
 PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
@@ -26,6 +28,38 @@ def read_full(entry: Entry, files: Sequence[Path]) -> Whole:
         check_labels(entry, files[offset + 1], labels)
         parts |= {part: images.reshape(n, *entry.input_shape), f"{part}_labels": labels}
     return Whole(**parts, class_names=entry.class_names, source=str(files[0].parent))
+
+
+def read_every_digit(entry: Entry, files: Sequence[Path]) -> Examples:
+    """All training digits as candidates: first those of the sample, in its order, then the rest.
+
+    Public are digits of the test part, so that no candidate is among them.
+    """
+    import numpy as np
+
+    from leakbench.data.catalog import look_up
+    from leakbench.data.examples import Examples, digest, read_sample, round_robin
+
+    whole, sample = read_full(entry, files), read_sample(look_up("mnist"))
+    position = {digest(image): number for number, image in enumerate(whole.train)}
+    known = [position.get(digest(image)) for image in sample.images[: sample.counts[0]]]
+    if None in known:
+        raise LeakbenchError(
+            f"{files[0]}: digit {known.index(None)} of the embedded sample is not in it; "
+            "allowed: the training digits of MNIST"
+        )
+    first = np.array(known, dtype=np.int64)
+    order = round_robin(whole.train_labels, "mnist_60000:train")
+    candidates = np.concatenate([first, order[~np.isin(order, first)]])
+    public = round_robin(whole.test_labels, "mnist_60000:test")[: entry.sample_counts[2]]
+    return Examples(
+        images=np.concatenate([whole.train[candidates], whole.test[public]]),
+        labels=np.concatenate([whole.train_labels[candidates], whole.test_labels[public]]),
+        indices=np.concatenate([candidates, public]),
+        split=np.repeat(np.array([0, 2], dtype=np.uint8), [len(candidates), len(public)]),
+        class_names=entry.class_names,
+        source=str(files[0].parent),
+    )
 
 
 def build(archives: Sequence[Path], outputs: Sequence[Path]) -> None:
@@ -50,33 +84,43 @@ def _archives(mirrors: Sequence[str], digests: Mapping[str, str]) -> tuple[Archi
     )
 
 
-ENTRIES = (
-    Entry(
-        name="mnist",
-        title="MNIST handwritten digits",
-        classes=10,
-        class_names=tuple("0123456789"),
-        input_shape=(1, 28, 28),
-        sample="mnist.npz",
-        sample_counts=(1000, 3000, 1000),
-        root_files=_files("MNIST"),
-        full_counts=(60_000, 10_000),
-        licence="CC BY-SA 3.0 (as usually given)",
-        read=read_embedded,
-        read_full=read_full,
-        archives=_archives(
-            (
-                "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                "http://yann.lecun.com/exdb/mnist/",
-            ),
-            {
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-            },
+MNIST = Entry(
+    name="mnist",
+    title="MNIST handwritten digits",
+    classes=10,
+    class_names=tuple("0123456789"),
+    input_shape=(1, 28, 28),
+    sample="mnist.npz",
+    sample_counts=(1000, 3000, 1000),
+    root_files=_files("MNIST"),
+    full_counts=(60_000, 10_000),
+    licence="CC BY-SA 3.0 (as usually given)",
+    read=read_embedded,
+    read_full=read_full,
+    archives=_archives(
+        (
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "http://yann.lecun.com/exdb/mnist/",
         ),
-        build=build,
+        {
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    ),
+    build=build,
+)
+
+ENTRIES = (
+    MNIST,
+    replace(
+        MNIST,
+        name="mnist_60000",
+        title="MNIST, all training digits as candidates",
+        sample=None,
+        sample_counts=(60_000, 0, 1000),
+        read=read_every_digit,
     ),
     Entry(
         name="fashion_mnist",
