@@ -471,6 +471,11 @@ def _check_hook(path: _Path, hook: str, given: Gradients) -> None:
         _equal(call(given, quiet), call(given, quiet)),
         f"{hook} is random in a replay without noise",
     )
+    blind = dataclasses.replace(quiet, observation=None)
+    require(
+        defense.reads_observation or _equal(call(given, blind), call(given, quiet)),
+        f"{hook} reads context.observation, and reads_observation is False",
+    )
 
 
 def _check_rowwise(path: _Path, rows: Gradients) -> None:

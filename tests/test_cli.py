@@ -111,6 +111,7 @@ def test_list_json_has_one_shape(leakbench: Command, tmp_path: Path) -> None:
         "breast_cancer": "embedded sample",
         "adult": "missing",
         "cifar100": "missing",
+        "mnist_60000": "missing",
         "location30": "missing",
         "purchase100": "missing",
     }
@@ -133,7 +134,7 @@ def test_data_list_names_what_is_missing(leakbench: Command, tmp_path: Path) -> 
     rows = json.loads(leakbench("data", "list", "--json", cwd=tmp_path).out)
     assert {row["name"] for row in rows} == {
         "mnist", "fashion_mnist", "cifar10", "lfw", "breast_cancer", "adult",
-        "cifar100", "location30", "purchase100",
+        "cifar100", "location30", "mnist_60000", "purchase100",
     }  # fmt: skip
     assert "get it: leakbench data prepare" in leakbench("data", "list", cwd=tmp_path).out
 

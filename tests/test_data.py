@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
+import struct
 import subprocess
 import sys
 import tarfile
@@ -1022,3 +1024,31 @@ def test_location30_of_the_data_root() -> None:
     rows = digests(found.train) + digests(found.public)
     assert len(set(rows)) == len(rows)
     assert set(digests(found.public)) <= set(digests(whole.test))
+
+
+@pytest.mark.data
+def test_every_training_digit_is_a_candidate() -> None:
+    whole, sample = full("mnist"), data.load("mnist")
+    every = data.load("mnist_60000", data.data_root())
+    assert every.candidates.shape == (60_000, 1, 28, 28)
+    assert torch.equal(every.candidates[:1000], sample.candidates)
+    assert torch.equal(every.candidate_labels[:1000], sample.candidate_labels)
+    pixels = (every.candidates * 255).round().to(torch.uint8)
+    assert torch.equal(whole.train[every.candidate_indices], pixels)
+    assert torch.equal(whole.train_labels[every.candidate_indices], every.candidate_labels)
+    assert every.candidate_indices.sort().values.tolist() == list(range(60_000))
+    assert set(digests((every.public * 255).round().to(torch.uint8))) <= set(digests(whole.test))
+    assert every.public_labels.bincount().tolist() == [100] * 10
+
+
+def test_digits_without_those_of_the_sample_are_refused(tmp_path: Path) -> None:
+    """IDX files of the right size, all black."""
+    entry = catalog.look_up("mnist_60000")
+    for file, n in zip(entry.root_files, (60_000, 60_000, 10_000, 10_000), strict=True):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        images = "images" in file
+        shape = (n, 28, 28) if images else (n,)
+        header = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
+        (tmp_path / file).write_bytes(header + bytes(math.prod(shape)))
+    with pytest.raises(LeakbenchError, match="digit 0 of the embedded sample is not in it"):
+        data.load("mnist_60000", tmp_path)
