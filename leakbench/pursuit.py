@@ -11,6 +11,7 @@ one exchange brings the mean nearer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -62,6 +63,7 @@ class _Search:
     members: list[int] = field(default_factory=list)
     settled: int = 0
     evaluations: int = 0
+    ended: bool = False
 
     def add(self, candidates: CandidateList, new: list[int], size: int) -> None:
         """Take candidates into the pool, and find all shares and the best set of `size` again."""
@@ -83,7 +85,7 @@ class _Search:
         return found
 
     @property
-    def ended(self) -> bool:
+    def settled_or_explained(self) -> bool:
         explained = self.rest.square().sum() <= EXPLAINED * self.observed.square().sum()
         return bool(explained) or self.settled >= SETTLED
 
@@ -93,7 +95,8 @@ def pursue(candidates: CandidateList, size: int) -> tuple[Tensor, Tensor]:
 
     The first set has the largest shares in a mean with shares of any size, the second is that with
     members exchanged so that the mean with equal shares comes nearer: (n, 2, size), candidates in
-    order. A victim whose gradient is not finite has the first candidates.
+    order. A victim whose gradient is not finite has the first candidates, and so are filled up sets
+    for which too few candidates have a finite gradient that is not zero.
 
     Args:
         size: B, at least 2, at most the number of candidates.
@@ -119,12 +122,17 @@ def pursue(candidates: CandidateList, size: int) -> tuple[Tensor, Tensor]:
         for search, scores in zip(left, along, strict=True):
             search.evaluations += count * len(candidates.leak.observations)
             scores[search.pool] = -torch.inf
-            new = scores.argsort(descending=True, stable=True)[:A_PASS].tolist()
-            search.add(candidates, [i for i in new if i not in search.pool], size)
-        left = [s for s in left if not s.ended and len(s.pool) + A_PASS <= most]
+            best = scores.argsort(descending=True, stable=True)[: most - len(search.pool)]
+            new = best[torch.isfinite(scores[best])][:A_PASS].tolist()
+            if new:
+                search.add(candidates, new, size)
+            search.ended = not new or search.settled_or_explained or len(search.pool) == most
+        left = [search for search in left if not search.ended]
     for search in everyone:
         for number, members in enumerate((search.largest(size), search.members)):
-            picked = sorted(search.pool[member] for member in members)
+            picked = [search.pool[member] for member in members]
+            others = (number for number in range(count) if number not in picked)
+            picked = sorted([*picked, *islice(others, size - len(picked))])
             found[search.victim, number] = torch.tensor(picked, device=device)
         evaluations[search.victim] = search.evaluations
     return found, evaluations

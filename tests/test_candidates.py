@@ -294,3 +294,14 @@ def test_a_batch_whose_gradient_is_not_finite_gives_the_mean() -> None:
     assert torch.equal(result.inputs[1], atoms.mean(dim=0).expand(2, 16))
     sets, evaluations = pursue(list_of(leak), 2)
     assert sets[1].tolist() == [[0, 1], [0, 1]] and evaluations[1] == 0
+
+
+def test_candidates_without_a_direction_fill_up_a_batch() -> None:
+    """Two of four have gradients that are finite and not zero; the batch was made of three."""
+    atoms = torch.stack([torch.full((16,), value) for value in (math.nan, 0.0, 0.0, 0.0)]).double()
+    atoms = torch.cat([atoms, torch.eye(16, dtype=torch.float64)[:2]])
+    leak = linear_leak(atoms, [atoms[3:].mean(dim=0)[None]], None, 3)
+    sets, _ = pursue(list_of(leak), 3)
+    assert sets[0].tolist() == [[0, 4, 5]] * 2
+    leak = linear_leak(atoms[1:], [atoms[3:].mean(dim=0)[None]], None, 3)
+    assert torch.equal(attacked(leak).inputs[0], atoms[3:])
