@@ -80,6 +80,7 @@ bench: $(STAMP) ## measure how fast attacks and training run (ARGS: what both kn
 	$(BIN)/python benchmarks/attack.py $(ARGS)
 	$(BIN)/python benchmarks/training.py $(ARGS)
 	$(BIN)/python benchmarks/arithmetic.py
+	$(BIN)/python benchmarks/jacobian.py
 
 suite-table3: suite-tifs_table3 ## short for suite-tifs_table3
 

@@ -166,11 +166,11 @@ def _attack_guide(report: Report) -> tuple[str, ...]:
     if any(cell.bound is not None for cell in report.cells):
         lines.append(
             "What the leak holds, by its Fisher information at the truth: 'attainable' estimates "
-            "the MSE of an efficient attacker who knows mean and covariance of the public images (who "
-            "knows more may beat it), 'unbiased' bounds attackers without a prior; both are about "
-            "raw images. 'Bracketed': the best attack is within a factor 2 of the attainable MSE; "
-            "'attack too weak': it is not, and the defense earns no credit; 'no information left': "
-            "the mean image is about as good. J is the gradient's derivative by the image."
+            "the MSE of an efficient attacker who knows mean and covariance of the public images "
+            "(who knows more may beat it), 'unbiased' bounds attackers without a prior; both are "
+            "about raw images. 'Bracketed': the best attack is within a factor 2 of the attainable "
+            "MSE; 'attack too weak': it is not, and the defense earns no credit; 'no information "
+            "left': the mean image is about as good. J is the gradient's derivative by the image."
         )
     if _has_lpips(report.cells):
         lines.append(
