@@ -95,6 +95,25 @@ def measure(images: Tensor, victims: Victims, root: Path | None = None) -> Measu
     return Measured(numbers=numbers, unmeasured=unmeasured)
 
 
+def member_array(name: str) -> str:
+    """What the array with the answers of a member of the attack is called."""
+    return f"member_{name}"
+
+
+def numbers_of(
+    members: Mapping[str, Tensor], victims: Victims, root: Path | None
+) -> list[dict[str, dict[str, float | None]]]:
+    """What all metrics say of each member's answers (m, *shape): for every image, by member."""
+    measured = {name: measure(images, victims, root).numbers for name, images in members.items()}
+    return [
+        {
+            name: {metric: plain(values[image]) for metric, values in numbers.items()}
+            for name, numbers in measured.items()
+        }
+        for image in range(len(victims.numbers))
+    ]
+
+
 @dataclass(slots=True)
 class Descent:
     """When the iterates of one image came nearer to it than ever before.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from leakbench import probe, registry
-from leakbench.contracts import Guarantee, LeakFacts, Setting, Weights, changes_nothing
+from leakbench.contracts import Attack, Guarantee, LeakFacts, Setting, Weights, changes_nothing
 from leakbench.data import load
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
@@ -126,6 +126,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     plugins = (
         registry.find("models", cell.model),
         registry.find("attacks", cell.attack),
+        *(registry.find("attacks", name) for name in _used(cell.attack)),
         *registry.find_all("defenses", cell.defense),
     )
     spec = cell.spec() | {
@@ -166,6 +167,14 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
             dataset.candidate_labels.tolist() if "labels" in cell.grants else (),
         ),
     )
+
+
+def _used(attack: str) -> tuple[str, ...]:
+    """Other attacks that it runs; () where it cannot be loaded, as its trials will say."""
+    try:
+        return cast(type[Attack], registry.load("attacks", attack)).uses
+    except LeakbenchError:
+        return ()
 
 
 def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int]:

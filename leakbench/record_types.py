@@ -55,6 +55,9 @@ class TrialRecord(_Table):
     the image was not recovered; the true label, his guess, and the share of the batch's labels that
     he found; the attacked network's `accuracy`.
 
+    Of an attack that is made of others: whose answer it is (`member`), and of each of its `members`
+    the loss by which they were compared, his evaluations, and the metrics of his answer.
+
     How it is judged: by which `judge`; metrics that were not measured, and why (`unmeasured`);
     mean squared errors of what needs no gradient (`baselines`); steps and evaluations when an
     iterate first met each rule; `flags` for a reader to heed.
@@ -88,6 +91,8 @@ class TrialRecord(_Table):
     label_guess: Count | None
     labels_found: float | None
     accuracy: float | None
+    member: str = ""
+    members: dict[str, dict[str, float | None]] = {}
     judge: str
     unmeasured: dict[str, str]
     baselines: dict[str, float | None]

@@ -11,7 +11,15 @@ import torch
 from leakbench.data import Dataset, load
 from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
-from leakbench.judging import Descent, Judge, judge_by, judged_record, unpacked
+from leakbench.judging import (
+    Descent,
+    Judge,
+    judge_by,
+    judged_record,
+    member_array,
+    numbers_of,
+    unpacked,
+)
 from leakbench.records import Key, Record, Run
 from leakbench.spec import JUDGED, Rule
 from leakbench.victims import Victims
@@ -64,7 +72,8 @@ def _rejudged(
     rows = [record["host"]["arrays"]["row"] for record in records]
     begins = all("start_image" in record["baselines"] for record in records)
     of = [record["victim"] for record in records]
-    if problem := _wrong(arrays, rows, of, dataset.input_shape, begins):
+    members = list(records[0].get("members", {}))
+    if problem := _wrong(arrays, rows, of, dataset.input_shape, begins, members):
         path = run.folder / "reconstructions" / file
         raise LeakbenchError(f"{path}: {problem}; it is not the file that the records speak of")
     numbers = torch.tensor(of)
@@ -88,7 +97,11 @@ def _rejudged(
         [record["blame"] for record in records],
     )
     found = []
-    for record, said in zip(records, judged, strict=True):
+    answers = {name: torch.from_numpy(arrays[member_array(name)][rows]) for name in members}
+    numbers = numbers_of(answers, victims, judge.data_root)
+    for record, said, own in zip(records, judged, numbers, strict=True):
+        if own:
+            said["members"] = {name: record["members"][name] | own[name] for name in own}
         if not followed:  # an older run: what it says of its iterates is all there is
             said |= {name: record[name] for name in ("first_step", "first_evaluations")}
         found.append(judged_record(record, said))
@@ -101,10 +114,11 @@ def _wrong(
     victims: Sequence[int],
     shape: tuple[int, ...],
     begins: bool,
+    members: Sequence[str],
 ) -> str:
     """Why the arrays of a file are not those of these victims in these rows; "" if they may be."""
     last = max(rows)
-    images = ("inputs", "start") if begins else ("inputs",)
+    images = ["inputs", *(["start"] if begins else []), *map(member_array, members)]
     kinds = ("raw", "clamped") if "raw_lengths" in arrays else ()
     columns = [
         f"{k}_{name}" for k in kinds for name in ("lengths", "steps", "evaluations", "errors")

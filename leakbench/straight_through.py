@@ -61,6 +61,10 @@ class StraightThrough(Defense):
     def rowwise(self) -> bool:
         return self.inner.rowwise
 
+    @property
+    def reads_observation(self) -> bool:
+        return self.inner.reads_observation
+
     def row_size(self, batch_size: int) -> int:
         return self.inner.row_size(batch_size)
 
@@ -138,10 +142,11 @@ def blind_hooks(
             {k: _drawn(v, sizes, draw).unflatten(0, leading) for k, v in weights.items()},
             ("client", *single),
         )
+        seen = probe.mean("example") if single else probe
         here = replace(
             known,
             iteration=context.iteration + iteration,
-            observation=probe.mean("example") if single else probe,
+            observation=seen if defense.reads_observation else None,
         )
         blind, state = _blind(getattr(defense, hook), probe, state, here, draw)
         if blind:

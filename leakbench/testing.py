@@ -141,17 +141,14 @@ class _Watching:
 def check_attack(attack: Attack) -> None:
     """Shapes, determinism, independence of the chunk, no mutation, threat model, counters.
 
-    Fields named `steps` and `restarts` are set to 2 at most, so that slow attacks are checked in
-    seconds.
+    It takes two steps from at most two starts (`Attack.shortened`), so that slow attacks are checked
+    in seconds.
 
     Raises:
         ContractBreach: a promise is broken.
     """
     check_class(attack, Attack)
-    fields = {item.name for item in dataclasses.fields(cast(Any, attack))}
-    for name in fields & {"steps", "restarts"}:
-        if getattr(attack, name) > 2:
-            attack = cast(Attack, dataclasses.replace(cast(Any, attack), **{name: 2}))
+    attack = attack.shortened(2)
     offer, alone = _accepted(attack)
     leak, counter = _leak(range(3), offer)
     before = _copies(leak)

@@ -15,7 +15,17 @@ from leakbench.chunks import Chunk, ChunkResult
 from leakbench.contracts import Gradients, Leak, Reconstruction
 from leakbench.data import Dataset, load
 from leakbench.information import Bound
-from leakbench.judging import Onlooker, blame, flags, judge_by, judged_record, packed, plain
+from leakbench.judging import (
+    Onlooker,
+    blame,
+    flags,
+    judge_by,
+    judged_record,
+    member_array,
+    numbers_of,
+    packed,
+    plain,
+)
 from leakbench.metrics.registry import all_metrics
 from leakbench.record_types import SCHEMA
 from leakbench.records import Record
@@ -44,6 +54,13 @@ class AttackedChunk:
     onlooker: Onlooker
     accuracy: float
     bounds: Sequence[Bound | None]
+
+    def member_images(self) -> dict[str, Tensor]:
+        """Of an attack that is made of others, their answers (m, *shape), by name."""
+        return {
+            name: self.victims.in_place(answer.inputs.detach().cpu())[0]
+            for name, answer in self.result.members.items()
+        }
 
 
 def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
@@ -92,11 +109,31 @@ def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
             }
             | _held(attacked.bounds[row])
         )
+    for record, said in zip(records, _of_members(attacked), strict=True):
+        record.update(said)
     judged = judge_by(chunk.rules, chunk.root).judge(
         attacked.images, victims, attacked.start, attacked.onlooker.raw,
         attacked.onlooker.clamped, [record["blame"] for record in records],
     )  # fmt: skip
     return tuple(map(judged_record, records, judged))
+
+
+def _of_members(attacked: AttackedChunk) -> list[Record]:
+    """Of each image: whose answer it is, and the loss, effort and metrics of every member's."""
+    victims, result = attacked.victims, attacked.result
+    if not result.members:
+        return [{} for _ in victims.numbers]
+    found = []
+    numbers = numbers_of(attacked.member_images(), victims, attacked.chunk.root)
+    for image, own in enumerate(numbers):
+        row = image // victims.each
+        for name, answer in result.members.items():
+            own[name] |= {
+                "loss": plain(float(answer.loss[row])),
+                "evaluations": float(answer.evaluations[row]),
+            }
+        found.append({"member": result.chosen[row], "members": own})
+    return found
 
 
 def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -> Record:
@@ -164,7 +201,7 @@ def arrays_of(
     chunk, victims, onlooker = attacked.chunk, attacked.victims, attacked.onlooker
     start, _ = victims.in_place(attacked.result.start_inputs.detach().cpu())
     files: dict[str, dict[str, np.ndarray]] = {}
-    images = chunk.images
+    images, members = chunk.images, attacked.member_images()
     for number, identity in enumerate(chunk.identities):
         rows = [row for row, (of, _) in enumerate(images) if of == number]
         if not rows:
@@ -187,6 +224,7 @@ def arrays_of(
             "snapshot_steps": np.array(onlooker.snapshot_steps, dtype=np.int64),
             "snapshots": np.array(snapshots, dtype=np.float32).reshape(len(snapshots), *shape),
             "trace": trace,
+            **{member_array(name): found[rows].numpy() for name, found in members.items()},
             **packed("raw", [onlooker.raw[row] for row in rows]),
             **packed("clamped", [onlooker.clamped[row] for row in rows]),
         }

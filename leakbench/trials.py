@@ -258,6 +258,8 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     for look in leak.observations:
         look.forget()
     _check(result, leak, attack.name)
+    for name, answer in result.members.items():
+        _check(answer, leak, f"{attack.name}, {name}")
     result = _with_honest_status(result)
     batches = (leak.n, leak.batch_size)
     truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)

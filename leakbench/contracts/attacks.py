@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -55,6 +57,8 @@ class Reconstruction:
         status: how each of the n victims' attacks ended: "converged" (further steps would not
             move), "steps" (all were used up), or "nan" (it left the finite numbers; `inputs` is the
             best iterate before that).
+        members: of an attack that is made of others, the answer of each, by its name; their losses
+            are this attack's own. chosen: whose answer each victim's is, () without members.
     """
 
     inputs: Tensor
@@ -65,6 +69,8 @@ class Reconstruction:
     steps: Tensor
     evaluations: Tensor
     status: tuple[Ended, ...]
+    members: Mapping[str, Reconstruction] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
 
 class Attack(ABC):
@@ -77,6 +83,8 @@ class Attack(ABC):
     paper: ClassVar[str] = ""
     requires: ClassVar[tuple[Grant, ...]] = ()
     """What the threat model must grant."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """Names of other attacks that it runs: their code is part of what it is."""
 
     def __post_init__(self) -> None:
         check_kinds(self)
@@ -88,6 +96,12 @@ class Attack(ABC):
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor | None:
         """(n, B, *shape) the attack's first iterate, a baseline of every table; None if none."""
         return None
+
+    def shortened(self, steps: int) -> Attack:
+        """The same attack with so few steps, where it has them: for contract tests."""
+        if dataclasses.is_dataclass(self) and "steps" in {f.name for f in dataclasses.fields(self)}:
+            return dataclasses.replace(self, steps=steps)
+        return self
 
     def skip(self, facts: LeakFacts) -> str:
         """Why the attack cannot work on such leaks, as the end of a sentence; "" where it can.

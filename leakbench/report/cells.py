@@ -222,6 +222,7 @@ def _cell(
             adaptive_too=adaptive_too,
         ),
         bound=bound,
+        members=trials.members(rules),
     )
 
 

@@ -8,7 +8,7 @@ strict JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from leakbench.spec import Knowledge
@@ -158,6 +158,16 @@ class BoundEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberEntry(Entry):
+    """One of the attacks that an attack is made of: how often his answer was taken, success rate by
+    rule had he been alone, median evaluations."""
+
+    taken: int
+    asr: Mapping[str, Interval]
+    evaluations: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportCell(Entry):
     """One cell of the table: a row of a data set, attacked by one attacker.
 
@@ -177,6 +187,7 @@ class ReportCell(Entry):
         ceiling: largest rate of naming the victims that the guarantee allows; None without one.
         printed, verdict: None where nothing is printed, or may be held against it.
         bound: None, and not in the JSON, where the suite does not ask for it.
+        members: of an attack that is made of others, by name.
     """
 
     dataset: str
@@ -221,6 +232,7 @@ class ReportCell(Entry):
     verdict: VerdictEntry | None
     flags: tuple[Flag, ...]
     bound: BoundEntry | None = None
+    members: Mapping[str, MemberEntry] = field(default_factory=dict)
 
     @property
     def judged(self) -> int:
@@ -252,10 +264,13 @@ class ReportCell(Entry):
         return name in self.flag_names
 
     def as_dict(self) -> dict[str, Any]:
-        """As every entry; what is not printed, or not held against print, is an empty table."""
+        """As every entry; what is not printed, or not held against print, is an empty table, and
+        members are left out where there are none."""
         found = Entry.as_dict(self)
         if self.bound is None:
             del found["bound"]
+        if not self.members:
+            del found["members"]
         return found | {name: found[name] or {} for name in ("printed", "verdict")}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
 from statistics import fmean, median
 from typing import Literal
@@ -17,7 +17,7 @@ from typing import Literal
 from leakbench.described import PlannedCell
 from leakbench.metrics.rules import SuccessRule, make_rule, succeeded
 from leakbench.records import Key, Record
-from leakbench.report.content import Baselines, Effort
+from leakbench.report.content import Baselines, Effort, MemberEntry
 from leakbench.spec import JUDGED, Cell, Plan
 from leakbench.statistics import Interval, kaplan_meier_median, rate_interval
 
@@ -154,6 +154,23 @@ class Trials:
             median=kaplan_meier_median(times, [step is not None for step in first]),
             mean_of_successes=fmean(found) if found else None,
         )
+
+    def members(self, rules: Sequence[LabelledRule]) -> dict[str, MemberEntry]:
+        """Of an attack that is made of others, how each would have done alone."""
+        names = dict.fromkeys(name for r in self.all_judged for name in r.get("members") or ())
+        found = {}
+        for name in names:
+            own = [
+                [{**record, **(record.get("members") or {}).get(name, {})} for record in network]
+                for network in self.entering
+            ]
+            alone = replace(self, entering=own)
+            found[name] = MemberEntry(
+                taken=sum(record["member"] == name for record in self.all_judged),
+                asr={rule.name: alone.success_interval(rule) for rule in rules},
+                evaluations=median_of(alone.all_entering, "evaluations"),
+            )
+        return found
 
     def start_passes(self, rule: LabelledRule) -> bool:
         """Whether the start is a success for every victim: then the rate measures nothing."""

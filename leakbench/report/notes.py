@@ -37,6 +37,7 @@ def notes_of(
         *_adaptive_notes(cells),
         *_straight_through_notes(cells),
         *_masking_notes(cells),
+        *_member_notes(cells),
         *_network_notes(cells),
         *_absence_notes(cells),
         *_failure_notes(cells),
@@ -186,6 +187,32 @@ def _masking_notes(cells: Sequence[ReportCell]) -> list[Note]:
                 )
                 notes.append(_note(text, [cell.dataset], [cell.row]))
                 break
+    return notes
+
+
+def _member_notes(cells: Sequence[ReportCell]) -> list[Note]:
+    """What each member of an attack that is made of others would have done alone, by the first
+    rule; a defense that stops only some of them protects against those."""
+    notes = []
+    for cell in cells:
+        rates = {
+            name: (entry, next(iter(entry.asr.values()))) for name, entry in cell.members.items()
+        }
+        if not rates:
+            continue
+        said = ", ".join(
+            f"{name} {rate.value or 0:.2f} (taken {entry.taken})"
+            for name, (entry, rate) in rates.items()
+        )
+        text = f"{cell.label} ({cell.dataset}, {cell.knowledge}), members alone: {said}."
+        ends = [rate for _, rate in rates.values() if rate.low is not None]
+        if any(
+            one.high is not None and two.low is not None and one.high < two.low
+            for one in ends
+            for two in ends
+        ):
+            text += " Some are stopped and others are not: no protection."
+        notes.append(_note(text, [cell.dataset], [cell.row]))
     return notes
 
 
