@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from leakbench.commands import about, account, data, figure, queue, report, run
+from leakbench.commands import about, account, data, figure, panel, queue, report, run
 from leakbench.commands.output import say
 from leakbench.errors import LeakbenchError, WorkerLost
 
@@ -29,8 +29,8 @@ app.add_typer(data_app, name="data")
 
 app.command("list")(about.list_command)
 for command in (
-    run.run, queue.queue, run.cloak, run.validate, report.report, report.gallery, report.rescore,
-    report.pack, figure.figure,
+    run.run, queue.queue, run.cloak, panel.panel, run.validate,
+    report.report, report.gallery, report.rescore, report.pack, figure.figure,
     account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)

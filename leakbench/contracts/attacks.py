@@ -98,7 +98,7 @@ class Attack(ABC):
         return None
 
     def shortened(self, steps: int) -> Attack:
-        """The same attack with so few steps, from one start, where it has them: for contract tests."""
+        """The same attack with so few steps and one start, if it has them: for contract tests."""
         if not dataclasses.is_dataclass(self):
             return self
         fields = {field.name for field in dataclasses.fields(self)}
