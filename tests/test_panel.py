@@ -241,7 +241,7 @@ def test_the_verdict_is_the_worst_that_was_shown() -> None:
 
 
 def test_what_may_look_like_protection_is_flagged() -> None:
-    plan = suite.resolve("panel", "quick")
+    plan = suite.resolve("standard_panel", "quick")
     naive = cell_of("untrained_panel", "naive", 0.5, 0.5)
     adaptive = cell_of(
         "untrained_panel", "adaptive", 0.25, 0.5, ceiling=0.9,
@@ -256,7 +256,7 @@ def test_what_may_look_like_protection_is_flagged() -> None:
 
 def test_options_become_settings_of_the_suite() -> None:
     given = settings("dp_baseline", ["clip=2.0", "noise_multiplier=0.5"], "quick", 3)
-    plan = suite.resolve("panel", "quick", settings=given)
+    plan = suite.resolve("standard_panel", "quick", settings=given)
     assert (plan.victims, plan.networks) == (3, 1)
     (row,) = plan.defenses
     assert (row.name, row.label) == ("dp_baseline", "dp_baseline")
@@ -265,7 +265,9 @@ def test_options_become_settings_of_the_suite() -> None:
         for cell in plan.cells
     )
     assert {cell.attack for cell in plan.cells} == {"panel", "candidates"}
-    undefended = suite.resolve("panel", "quick", settings=settings("none", [], "quick", None))
+    undefended = suite.resolve(
+        "standard_panel", "quick", settings=settings("none", [], "quick", None)
+    )
     assert {cell.defense for cell in undefended.cells} == {"none"} and undefended.victims == 8
 
 
@@ -280,7 +282,9 @@ def test_options_become_settings_of_the_suite() -> None:
 )
 def test_wrong_options_are_one_sentence(defense: str, parameters: list[str], said: str) -> None:
     with pytest.raises(LeakbenchError, match=said) as error:
-        suite.resolve("panel", "quick", settings=settings(defense, parameters, "quick", None))
+        suite.resolve(
+            "standard_panel", "quick", settings=settings(defense, parameters, "quick", None)
+        )
     assert "\n" not in str(error.value)
 
 

@@ -31,7 +31,7 @@ from leakbench.commands.running import (
 from leakbench.errors import LeakbenchError
 from leakbench.registry import add_folders
 
-SUITE, ROW = "panel", "defended"
+SUITE, ROW = "standard_panel", "defended"
 """The suite that is run, and its row, in whose place the defense comes."""
 
 

@@ -12,7 +12,7 @@ from leakbench.spec import Plan
 from leakbench.statistics import Interval
 
 EXACT, NAMED = "strict", "identified"
-"""Rules of the suite `panel`: the image itself, and its number among the candidates."""
+"""Rules of the suite `standard_panel`: the image itself, and its number among the candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Network:
 
 
 def networks_of(report: Report) -> tuple[Network, ...]:
-    """Of a run of the suite `panel`: a network is all but the last word of a variant's id."""
+    """Of a run of the suite `standard_panel`: a network is all but the last word of a variant's id."""
     found: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
         found.setdefault(cell.variant.rpartition("_")[0], []).append(cell)
@@ -108,7 +108,7 @@ def _members(networks: Sequence[Network]) -> Table:
                 (
                     network.name,
                     cell.knowledge,
-                    "panel",
+                    cell.attack,
                     rate_words(cell.asr[EXACT].value),
                     rate_words(cell.asr[NAMED].value),
                     "",
