@@ -141,7 +141,7 @@ class _Watching:
 def check_attack(attack: Attack) -> None:
     """Shapes, determinism, independence of the chunk, no mutation, threat model, counters.
 
-    It takes two steps from at most two starts (`Attack.shortened`), so that slow attacks are checked
+    It takes two steps from two starts at most (`Attack.shortened`): slow attacks are checked
     in seconds.
 
     Raises:

@@ -22,6 +22,7 @@ from leakbench.matching import squared_loss
 from leakbench.records import Run
 from leakbench.report import cells, panels
 from leakbench.report.content import MemberEntry, ReportCell
+from leakbench.spec import Plan
 from leakbench.statistics import Interval
 from leakbench.streams import VictimStreams, generator
 from leakbench.testing import check_attack
@@ -252,6 +253,11 @@ def test_what_may_look_like_protection_is_flagged() -> None:
     assert "stops cpl, and not gauss_newton" in said
     assert "noise is fresh in each look" in said
     assert panels.warnings(plan, [network(naive)]) == []
+
+
+def resolved(defense: str, parameters: list[str]) -> Plan:
+    given = settings(defense, parameters, "quick", None)
+    return suite.resolve("standard_panel", "quick", settings=given)
 
 
 def test_options_become_settings_of_the_suite() -> None:

@@ -44,7 +44,7 @@ class Network:
 
 
 def networks_of(report: Report) -> tuple[Network, ...]:
-    """Of a run of the suite `standard_panel`: a network is all but the last word of a variant's id."""
+    """Of a run of the suite `standard_panel`: a network is a variant's id but for its last word."""
     found: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
         found.setdefault(cell.variant.rpartition("_")[0], []).append(cell)
