@@ -26,6 +26,9 @@ from torch import Tensor
 from leakbench.contracts import Observation
 from leakbench.priors import GaussianPrior
 
+BLOCK = 128
+"""Rows that are multiplied with all before them at once."""
+
 LARGEST = 4096
 """Pixels up to which anything is computed: the information is a matrix of them squared."""
 
@@ -76,7 +79,7 @@ def bound_of(
         _, columns = seen.push(inputs, labels, row.to(image.device), units)
         for name, value in columns.tensors.items():
             matrix = value[0].flatten(1)
-            product = matrix @ matrix.mT
+            product = _gram(matrix)
             plain += product
             coordinates += matrix.shape[1]
             std = 0.0 if stds is None else stds[name]
@@ -93,6 +96,16 @@ def bound_of(
         rank=rank,
         condition=condition,
     )
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """rows @ rows', of which only one triangle is multiplied out."""
+    found = rows.new_empty(len(rows), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        some, before = slice(start, start + BLOCK), slice(start + BLOCK)
+        product = rows[some] @ rows[before].mT
+        found[some, before], found[before, some] = product, product.mT
+    return found
 
 
 def _mean_of_inverse(matrix: Tensor) -> float:
