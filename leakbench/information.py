@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Observation
+from leakbench.contracts import Gradients, Observation
 from leakbench.priors import GaussianPrior
 
 BLOCK = 128
@@ -51,6 +51,22 @@ class Bound:
     condition: float = math.nan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """J' J of one victim's looks, tensor by tensor: all of the information but the noise.
+
+    Attributes:
+        products: Of each look, parameter name -> (d, d), in float64.
+        rank, condition: As in `Bound`.
+        images: Behind the gradient, B.
+    """
+
+    products: tuple[Mapping[str, Tensor], ...]
+    rank: float
+    condition: float
+    images: int
+
+
 def bound_of(
     observations: Sequence[Observation],
     noise_stds: Sequence[Mapping[str, float] | None],
@@ -58,44 +74,80 @@ def bound_of(
     label: Tensor,
     prior: GaussianPrior,
 ) -> Bound:
-    """The bound of one victim.
+    """The bound of one victim; the arguments are those of `held_by` and `bound_under`."""
+    held = held_by(observations, image, label)
+    return Bound() if held is None else bound_under(held, noise_stds, prior)
+
+
+def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -> Held | None:
+    """What the looks hold of one victim before any noise; None of images above `LARGEST`.
 
     Args:
         observations: The looks at this victim alone (row 0), through the defense as it was.
-        noise_stds: Of each look, parameter name -> std of the noise on it; None: not known.
         image, label: The truth, (B, *input shape) and (B,).
-        prior: Of one image; those of a batch are independent.
     """
     pixels = image.numel()
     if pixels > LARGEST:
-        return Bound()
-    inputs, labels, row = image.double()[None], label[None], torch.zeros(1, dtype=torch.int64)
+        return None
     units = torch.eye(pixels, dtype=torch.float64, device=image.device)
-    units = units.reshape(1, pixels, *image.shape)
-    information = torch.zeros_like(units[0].flatten(1))
-    plain = torch.zeros_like(information)
-    coordinates, known = 0, True
-    for seen, stds in zip(observations, noise_stds, strict=True):
-        _, columns = seen.push(inputs, labels, row.to(image.device), units)
-        for name, value in columns.tensors.items():
-            matrix = value[0].flatten(1)
-            product = _gram(matrix)
-            plain += product
-            coordinates += matrix.shape[1]
-            std = 0.0 if stds is None else stds[name]
-            known = known and std > 0
-            if known:
-                information += product / std**2
-    rank, condition = _of_singular_values(plain, max(pixels, coordinates))
-    if not known:
-        return Bound(rank=rank, condition=condition)
-    precision = prior.of_batch(len(image)).precision.to(image.device)
+    products, whole, coordinates = [], torch.zeros_like(units), 0
+    for seen in observations:
+        _, columns = _pushed(seen, image, label, units)
+        of_look = {name: _gram(value[0].flatten(1)) for name, value in columns.tensors.items()}
+        products.append(of_look)
+        for product in of_look.values():
+            whole += product
+        coordinates += sum(value[0, 0].numel() for value in columns.tensors.values())
+    rank, condition = _of_singular_values(whole, max(pixels, coordinates))
+    return Held(products=tuple(products), rank=rank, condition=condition, images=len(image))
+
+
+def fingerprint(observations: Sequence[Observation], image: Tensor, label: Tensor) -> Tensor:
+    """The looks' gradients and their derivatives in one direction: two leaks that agree in them,
+    bit for bit, hold the same."""
+    draws = torch.Generator().manual_seed(0)
+    direction = torch.randn(1, image.numel(), generator=draws, dtype=torch.float64)
+    parts = []
+    for seen in observations:
+        plain, moved = _pushed(seen, image, label, direction.to(image.device))
+        parts += [plain.flatten()[0], moved.flatten()[0, 0]]
+    return torch.cat(parts)
+
+
+def bound_under(
+    held: Held, noise_stds: Sequence[Mapping[str, float] | None], prior: GaussianPrior
+) -> Bound:
+    """The bound where noise is added to what is held.
+
+    Args:
+        held: By the looks.
+        noise_stds: Of each look, parameter name -> std of the noise on it; None: not known.
+        prior: Of one image; those of a batch are independent.
+    """
+    information: Tensor | None = None
+    for products, stds in zip(held.products, noise_stds, strict=True):
+        for name, product in products.items():
+            if stds is None or not stds[name] > 0:
+                return Bound(rank=held.rank, condition=held.condition)
+            part = product / stds[name] ** 2
+            information = part if information is None else information + part
+    assert information is not None, "a network has parameters"
+    precision = prior.of_batch(held.images).precision.to(information.device)
     return Bound(
         unbiased=_mean_of_inverse(information),
         attainable=_mean_of_inverse(information + precision),
-        rank=rank,
-        condition=condition,
+        rank=held.rank,
+        condition=held.condition,
     )
+
+
+def _pushed(
+    seen: Observation, image: Tensor, label: Tensor, directions: Tensor
+) -> tuple[Gradients, Gradients]:
+    """`Observation.push` of one image (B, *input shape) in directions (c, d), in float64."""
+    tangents = directions.reshape(1, len(directions), *image.shape)
+    row = torch.zeros(1, dtype=torch.int64, device=image.device)
+    return seen.push(image.double()[None], label[None], row, tangents)
 
 
 def _gram(rows: Tensor) -> Tensor:
