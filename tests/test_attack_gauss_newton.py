@@ -116,7 +116,7 @@ def test_clipping_that_is_replayed_does_not_hide_digits() -> None:
 
 def test_several_looks_at_noise_help_and_the_prior_holds() -> None:
     """Four looks leave about a quarter of the error in the directions that the gradient shows."""
-    x, y = digits(slice(0, 4))
+    x, y = digits(slice(0, 2))
     noisy = DPBaseline(clip=4.0, noise_multiplier=0.03, convention="per_example")
     found = {}
     for looks in (1, 4):
@@ -124,24 +124,29 @@ def test_several_looks_at_noise_help_and_the_prior_holds() -> None:
             x, y, defense=noisy, knowledge="adaptive", public=public(),
             grants=["public"], looks=looks,
         )  # fmt: skip
-        result = attacked(GaussNewton(steps=15), leak)
+        result = attacked(GaussNewton(steps=6), leak)
         assert torch.equal(result.labels[:, 0], y)
         found[looks] = float(errors(result, x).median())
-        rows = torch.arange(4)
+        rows = torch.arange(2)
         truth = GaussNewton().loss(leak, x[:, None], y[:, None], rows)
         assert bool((result.loss < truth).all())
     mean = float(mse(public().mean(dim=0).expand_as(x), x).median())
     assert found[4] < found[1] < mean
 
 
-def test_two_local_steps_of_a_client() -> None:
+@pytest.mark.parametrize(
+    ("steps", "left"), [(4, 0.05), pytest.param(40, 1e-12, marks=pytest.mark.slow)]
+)
+def test_two_local_steps_of_a_client(steps: int, left: float) -> None:
+    """The loss falls to that share of the start's; with more steps both inputs are there."""
     x, y = digits(slice(0, 2))
     leak = make_leak(
         x[None], y[None], point=LeakPoint(type=1), local_steps=2, learning_rate=0.1,
         grants=["labels"],
     )  # fmt: skip
-    result = attacked(GaussNewton(steps=40), leak)
-    assert float(errors(result, x).max()) < 1e-6
+    result = attacked(GaussNewton(steps=steps, restarts=1), leak)
+    assert float(result.loss) < left * float(result.start_loss)
+    assert steps == 4 or float(errors(result, x).max()) < 1e-6
 
 
 def test_a_batch_of_two_is_one_problem() -> None:
@@ -269,12 +274,12 @@ def test_starts_are_the_mean_public_input_and_mixtures_of_them() -> None:
 
 def test_labels_that_noise_hides_are_tried_by_likelihood() -> None:
     """With so much noise that one head row may be anything, more labels find a lower loss."""
-    x, y = digits(slice(0, 3))
+    x, y = digits(slice(0, 1))
     noisy = DPBaseline(clip=4.0, noise_multiplier=1.0, convention="per_example")
     leak = make_leak(
         x, y, defense=noisy, knowledge="adaptive", public=public(), grants=["public"]
     )  # fmt: skip
-    few, more = (attacked(GaussNewton(steps=3, labels_tried=k), leak) for k in (1, 3))
+    few, more = (attacked(GaussNewton(steps=2, labels_tried=k), leak) for k in (1, 3))
     assert bool((more.loss <= few.loss).all())
     assert int(more.evaluations.sum()) > int(few.evaluations.sum())
 
@@ -282,9 +287,9 @@ def test_labels_that_noise_hides_are_tried_by_likelihood() -> None:
 @pytest.mark.independent_rows
 def test_a_victim_has_the_same_bits_alone_and_in_any_order() -> None:
     x, y = digits(slice(0, 3))
-    together = attacked(GaussNewton(steps=3, restarts=1), make_leak(x, y))
-    alone = attacked(GaussNewton(steps=3, restarts=1), make_leak(x[1:2], y[1:2]), first=1)
-    back = attacked(GaussNewton(steps=3, restarts=1), make_leak(x.flip(0), y.flip(0)))
+    together = attacked(GaussNewton(steps=2, restarts=1), make_leak(x, y))
+    alone = attacked(GaussNewton(steps=2, restarts=1), make_leak(x[1:2], y[1:2]), first=1)
+    back = attacked(GaussNewton(steps=2, restarts=1), make_leak(x.flip(0), y.flip(0)))
     assert torch.equal(alone.inputs[0], together.inputs[1])
     assert torch.equal(back.inputs[2], together.inputs[0])
     assert torch.equal(back.loss.flip(0), together.loss)
