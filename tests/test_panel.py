@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from leakbench import api, data, planning, registry, rescoring, runner, suite
 from leakbench.architectures import build
 from leakbench.attacks import panel as module
 from leakbench.attacks.panel import Panel
+from leakbench.cli import app
 from leakbench.commands.panel import settings
 from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
 from leakbench.defenses.dp_baseline import DPBaseline
@@ -298,3 +300,31 @@ def test_members_are_part_of_what_is_attacked(monkeypatch: pytest.MonkeyPatch) -
     assert registry.load("attacks", "panel").uses == Panel.uses  # type: ignore[attr-defined]
     assert planning._used("panel") == Panel.uses and planning._used("cpl") == ()
     assert isinstance(Panel().skip(leak_of(1).facts), str)
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_ladder_members_flags_and_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        module, "MEMBERS", {"start_image": {}, "cpl": {"steps": 6, "line_search": True}}
+    )
+    out = tmp_path / "run"
+    arguments = ["panel", "none", "--victims", "2", "--workers", "1", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        app([*arguments, "--out", str(out)])
+    assert ended.value.code == 0
+    page = capsys.readouterr().out
+    assert page == (out / "panel.md").read_text(encoding="utf-8")
+    assert page.startswith("# Panel against none\n\n2 victims of mnist, cnn2, type2/example@first")
+    lines = [[part.strip() for part in line.split("|")[1:-1]] for line in page.splitlines()]
+    rows = {tuple(line[:3]): line for line in lines if len(line) == 7}
+    for network, knowledge in itertools.product(("untrained", "trained"), ("naive", "adaptive")):
+        assert {who for net, knows, who in rows if (net, knows) == (network, knowledge)} == {
+            "panel", "start_image", "cpl", "candidates",
+        }  # fmt: skip
+        assert rows[network, knowledge, "candidates"][4] == "1.00"
+    # Undefended, both know the same.
+    assert rows["untrained", "naive", "panel"][3:] == rows["untrained", "adaptive", "panel"][3:]
+    assert "stops start_image, and not cpl" in page
+    assert "\nVerdict: leaks: the panel recovers images exactly, 1.00" in page
