@@ -175,8 +175,8 @@ class _Run:
         self.growth = 2.0
         self.steps += 1
         if self.watch is not None:
-            counts = (torch.tensor([count]) for count in (self.steps, self.evaluations))
-            self.watch(self.number, *counts, trial[None], trial.new_tensor([before]))
+            steps, evaluations = torch.tensor([[self.steps], [self.evaluations]])
+            self.watch(self.number, steps, evaluations, trial[None], trial.new_tensor([before]))
 
     def _cost_at(self, point: Tensor) -> float:
         self.evaluations += 1
