@@ -100,7 +100,7 @@ def test_the_readme_says_what_validate_forecasts() -> None:
 
 MEDIUM = (
     "batches", "icdcs_table7", "ladder", "tabular", "tifs_table3", "tpds_section4", "tpds_table1",
-    "tpds_table3",
+    "tpds_table3", "trained",
 )  # fmt: skip
 
 

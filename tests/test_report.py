@@ -445,8 +445,10 @@ def test_every_attacker_is_listed_once_with_what_it_is_given() -> None:
     found = [(a.variant, a.attack, a.grants) for a in report.attackers]
     assert found == [
         ("untrained_cpl", "cpl", ()),
+        ("untrained_gauss_newton", "gauss_newton", ("public",)),
         ("untrained_candidates", "candidates", ("candidates",)),
         ("trained_cpl", "cpl", ()),
+        ("trained_gauss_newton", "gauss_newton", ("public",)),
         ("trained_candidates", "candidates", ("candidates",)),
     ]
     assert report.attackers[0].parameters["steps"] == 30

@@ -10,7 +10,7 @@ import typer
 
 from leakbench.commands.options import RunArgument
 from leakbench.commands.output import say
-from leakbench.commands.report import existing_run
+from leakbench.commands.report import content_of, existing_run
 from leakbench.errors import LeakbenchError
 
 
@@ -18,24 +18,39 @@ class Kind(StrEnum):
     """What a figure is of."""
 
     training = "training"
+    ladder = "ladder"
 
 
 def figure(
     run: RunArgument,
-    kind: Annotated[Kind, typer.Argument(help="training: its curves and logs, round by round.")],
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            help="training: its curves and logs, round by round; ladder: rates, errors and their "
+            "bounds against the number that a defense's rows differ in."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="File to write, .png or .svg; else RUN/KIND.png.")
     ] = None,
 ) -> None:
-    """Draw a run: accuracy, norms, scales and updates of its trainings."""
+    """Draw a run: what its trainings went through, or how far noise pushes its attackers down."""
     store = existing_run(run)
     from leakbench import manifest
-    from leakbench.report import training_figure
 
     known = manifest.read(store)
     path = out if out is not None else store.folder / f"{kind.value}.png"
     try:
-        picture = training_figure.draw(known.plan, known.trainings, store.records(), path.suffix)
+        if kind is Kind.training:
+            from leakbench.report import training_figure
+
+            picture = training_figure.draw(
+                known.plan, known.trainings, store.records(), path.suffix
+            )
+        else:
+            from leakbench.report import ladder_figure
+
+            picture = ladder_figure.draw(known.plan, content_of(store), path.suffix)
     except LeakbenchError as error:
         raise LeakbenchError(f"{store.folder}: {error}") from None
     try:

@@ -37,7 +37,7 @@ def report(
 ) -> None:
     """Print the table of a run: rates with intervals, printed numbers, verdicts, notes."""
     store = existing_run(run)
-    text = _render(store, _content(store), format)
+    text = _render(store, content_of(store), format)
     if out is None:
         sys.stdout.write(text)
         return
@@ -65,7 +65,7 @@ def gallery(
     say(f"gallery: {path}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
-        write(html, _render(store, _content(store), Format.html))
+        write(html, _render(store, content_of(store), Format.html))
 
 
 def pack(
@@ -102,7 +102,7 @@ def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> tu
     from leakbench.records import Run
 
     store = Run.existing(folder)
-    content = _content(store)
+    content = content_of(store)
     texts = {format: _render(store, content, format) for format in formats}
     for format, text in texts.items():
         write(folder / f"report.{format.value}", text)
@@ -122,7 +122,7 @@ def existing_run(run: Path) -> Run:
     return Run.existing(named if os.path.exists(named) and not os.path.exists(run) else run)
 
 
-def _content(store: Run) -> Report:
+def content_of(store: Run) -> Report:
     """The report of a run."""
     from leakbench import manifest
     from leakbench.report import cells

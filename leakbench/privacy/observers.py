@@ -170,7 +170,9 @@ def ceilings(
     against: Relation = "replace_one" if drawn else "add_remove"
     if not drawn:
         at_model = replace(at_model, sampling="none" if sampling == "fixed_size" else sampling)
-    sizes: dict[Level, int] = {"instance": 1} | ({"client": group_size} if group_size > 1 else {})
+    sizes: dict[Level, int] = {"instance": 1}
+    if group_size > 1:
+        sizes["client"] = group_size
     found = [
         Ceiling(
             observer="model", level=level, observations=None, relation=against, prior=prior,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -85,7 +86,7 @@ def power(
 
 
 def _one_way(
-    groups: Sequence[Group], relation: Relation, group_size: int, adding: bool
+    groups: tuple[Group, ...], relation: Relation, group_size: int, adding: bool
 ) -> list[tuple[Pair, int]]:
     """Pairs of all steps, P with the example and Q without it; or exchanged.
 
@@ -93,7 +94,7 @@ def _one_way(
     the example: it is drawn with chance q and then moves the sum by at most twice the bound, as it
     takes the place of another one; without it, that one stays.
     """
-    kind = "add" if adding else "remove"
+    kind: Literal["add", "remove"] = "add" if adding else "remove"
     return [
         (replace(pair, kind=kind) if pair.kind == "fixed" else pair, steps)
         for pair, steps in pairs_of(groups, relation, group_size, adding)

@@ -6,7 +6,6 @@ the records log. Lines differ in mark as well as in colour, so that a gray print
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal
 
-import matplotlib
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -24,19 +21,12 @@ from matplotlib.ticker import MaxNLocator
 from leakbench.described import PlannedTraining
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record
+from leakbench.report.figures import DPI, LOOKS, check_suffix, text_at, written
 from leakbench.spec import JUDGED, Plan
-
-SUFFIXES = (".png", ".svg")
-"""Formats of the picture."""
 
 Points = tuple[tuple[int, float], ...]
 """(rounds done, number), in order."""
 
-# Okabe and Ito's colours, dark and light in turn, and a mark for each.
-_LOOKS = (
-    ("#000000", "o"), ("#E69F00", "s"), ("#0072B2", "^"), ("#56B4E9", "D"),
-    ("#D55E00", "v"), ("#009E73", "X"), ("#CC79A7", "P"), ("#7A7A7A", "*"),
-)  # fmt: skip
 _MARKS = 6
 """Marks on a line, about."""
 
@@ -143,7 +133,6 @@ _PANEL = (2.8, 2.3)
 _LEGEND = 2.4
 """Inches for the names of the defenses, right of a row."""
 _HEAD = 0.3
-_DPI = 110
 
 
 def draw(
@@ -157,19 +146,11 @@ def draw(
     Raises:
         LeakbenchError: another suffix, or no training with a result.
     """
-    if suffix not in SUFFIXES:
-        allowed = " and ".join(f"'{each}'" for each in SUFFIXES)
-        raise LeakbenchError(f"a figure is written as {allowed}, not as '{suffix}'")
+    check_suffix(suffix)
     blocks = blocks_of(plan, planned, records)
     if not blocks:
         raise LeakbenchError("no training has a result to draw")
-    # A user's matplotlibrc must not change the bytes; fonts are looked up while drawing.
-    with matplotlib.style.context("default"), matplotlib.rc_context({"svg.hashsalt": "leakbench"}):
-        figure = figure_of(blocks)
-        buffer = io.BytesIO()
-        metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
-        figure.savefig(buffer, format=suffix[1:], dpi=_DPI, metadata=metadata)
-    return buffer.getvalue()
+    return written(lambda: figure_of(blocks), suffix)
 
 
 def _drawn(panel: str) -> Callable[[Block], bool]:
@@ -184,12 +165,12 @@ def figure_of(blocks: Sequence[Block]) -> Figure:
     width, height = _PANEL
     columns = len(panels)
     heights = [max(height, 0.2 * _legend_lines(block) + 0.4) + _HEAD for block in blocks]
-    figure = Figure(figsize=(width * columns + _LEGEND, sum(heights)), dpi=_DPI)
+    figure = Figure(figsize=(width * columns + _LEGEND, sum(heights)), dpi=DPI)
     figure.patch.set_facecolor("white")
     across, down = width * columns + _LEGEND, sum(heights)
     top = down
     for block, tall in zip(blocks, heights, strict=True):
-        _text(figure, 0.12 / across, (top - 0.08) / down, block.title, size=10, weight="bold")
+        text_at(figure, 0.12 / across, (top - 0.08) / down, block.title, size=10, weight="bold")
         for number, panel in enumerate(panels):
             left, bottom = width * number + 0.5, top - tall + 0.42
             axes = figure.add_axes(
@@ -201,18 +182,11 @@ def figure_of(blocks: Sequence[Block]) -> Figure:
     return figure
 
 
-def _text(
-    figure: Figure, x: float, y: float, text: str, *, size: float, weight: str = "normal"
-) -> None:
-    """Text from its top left; never read as a formula."""
-    figure.text(x, y, text, fontsize=size, fontweight=weight, va="top", parse_math=False)
-
-
 def _panel(axes: Axes, block: Block, panel: str) -> None:
     head, drawn = _QUANTITIES[panel]
     values: list[float] = []
     for number, line in enumerate(block.lines):
-        colour, mark = _LOOKS[number % len(_LOOKS)]
+        colour, mark = LOOKS[number % len(LOOKS)]
         for name, style in drawn:
             points = line.points[name]
             if not points:
@@ -272,7 +246,7 @@ def _names(figure: Figure, block: Block, left: float, top: float) -> None:
     """The defenses with their looks."""
     handles = []
     for number, _ in enumerate(block.lines):
-        colour, mark = _LOOKS[number % len(_LOOKS)]
+        colour, mark = LOOKS[number % len(LOOKS)]
         handles.append(Line2D([], [], color=colour, marker=mark, markersize=4, linewidth=1.2))
     legend = figure.legend(
         handles, ["\n".join(_wrapped(line.label)) for line in block.lines], fontsize=7,

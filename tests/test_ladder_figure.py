@@ -1,0 +1,122 @@
+"""The picture of a ladder: what is drawn is what the report holds, and nothing is cut."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from leakbench import planning
+from leakbench.errors import LeakbenchError
+from leakbench.report.cells import build
+from leakbench.report.content import BoundEntry, Report
+from leakbench.report.ladder_figure import LadderLine, draw, figure_of, ladders_of
+from leakbench.spec import Plan
+from leakbench.statistics import Interval
+from leakbench.suite import resolve
+
+SIGMAS = [0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 6.0]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve("ladder", "quick")
+
+
+@pytest.fixture(scope="module")
+def report(plan: Plan) -> Report:
+    """Made-up numbers in the cells of the suite: every rate is 1 / (1 + sigma + variant)."""
+    empty = build(plan, planning.plan_cells(plan, None, "cpu"), {}, {})
+    variants = list(dict.fromkeys(cell.variant for cell in empty.cells))
+
+    def filled(cell: Any) -> Any:
+        sigma, number = SIGMAS[rows.index(cell.defense)], variants.index(cell.variant)
+        share = 1 / (1 + sigma + number)
+        asr = {name: Interval(share / (1 + (name != "strict")), 0.0, 1.0) for name in cell.asr}
+        bound = BoundEntry(
+            unbiased=sigma or None, attainable=sigma / 2 or None, ratio=None, rank=None,
+            condition=None, verdict="",
+        )  # fmt: skip
+        return replace(
+            cell, ok=cell.planned, missing=0, asr=asr, mse=1e-20 + sigma, ceiling=share,
+            bound=bound, baselines=replace(cell.baselines, mean_image=0.06),
+        )  # fmt: skip
+
+    rows = [row.id for row in plan.defenses]
+    return replace(empty, cells=tuple(map(filled, empty.cells)))
+
+
+def test_lines_are_the_cells_of_an_attacker(plan: Plan, report: Report) -> None:
+    untrained, trained = ladders_of(plan, report)
+    assert untrained.parameter == "noise_multiplier"
+    assert untrained.title.endswith("cnn2 (untrained)") and "pretrained" in trained.title
+    lines = {(line.label, line.panel): line for line in untrained.lines}
+    cpl = lines["cpl (adaptive), exact", "rates"]
+    assert cpl.points == tuple((s, pytest.approx(1 / (1 + s))) for s in SIGMAS)
+    named = lines["cpl (adaptive), identified", "rates"]
+    assert [y for _, y in named.points] == [pytest.approx(0.5 / (1 + s)) for s in SIGMAS]
+    assert (cpl.style, named.style, cpl.look) == ("-", "--", named.look)
+    # The candidates' attacker names and draws nothing: one line of rates, none of errors.
+    assert lines["candidates (adaptive), matched", "rates"].style == ":"
+    errors = [line.label for line in untrained.lines if line.panel == "errors"]
+    assert errors == [
+        "cpl (adaptive)", "gauss_newton (adaptive)", "attainable", "unbiased bound", "mean image",
+    ]  # fmt: skip
+    assert lines["ceiling", "rates"].look is None
+    # Where nothing is attainable or known there is no point.
+    assert [x for x, _ in lines["attainable", "errors"].points] == SIGMAS[1:]
+    looks = {line.look for line in untrained.lines if line.look is not None}
+    assert looks == {0, 1, 2}
+
+
+def test_nothing_is_cut(plan: Plan, report: Report) -> None:
+    figure = figure_of(ladders_of(plan, report))
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    width, height = figure.bbox.size
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
+    assert len(boxes) == 4
+    boxes += [text.get_window_extent(renderer) for text in figure.texts]
+    for box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    for number, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:number])
+    ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert [float(text) for text in ticks] == SIGMAS
+
+
+def test_zero_is_left_of_all_others(plan: Plan, report: Report) -> None:
+    (first, *_) = figure_of(ladders_of(plan, report)).axes
+    places = list(first.get_xticks())
+    assert places == sorted(places)
+    assert places[1:] == [pytest.approx(np.log10(sigma)) for sigma in SIGMAS[1:]]
+    drawn = {line.get_label(): line for line in first.lines}
+    assert list(drawn["ceiling"].get_xdata()) == places
+
+
+def test_bytes_repeat_and_are_a_picture(plan: Plan, report: Report) -> None:
+    first = draw(plan, report)
+    assert first == draw(plan, report)
+    assert Image.open(io.BytesIO(first)).width > 1000
+    assert draw(plan, report, ".svg").startswith(b"<?xml")
+
+
+def test_a_part_of_a_run_is_drawn(plan: Plan, report: Report) -> None:
+    some = [cell for cell in report.cells if cell.variant == "trained_cpl"][:3]
+    (ladder,) = ladders_of(plan, replace(report, cells=tuple(some)))
+    attacker: list[LadderLine] = [line for line in ladder.lines if line.look is not None]
+    assert {len(line.points) for line in attacker} == {3}
+
+
+def test_what_is_refused(plan: Plan, report: Report) -> None:
+    with pytest.raises(LeakbenchError, match=r"not as '\.pdf'"):
+        draw(plan, report, ".pdf")
+    with pytest.raises(LeakbenchError, match="no row of the ladder has a result to draw"):
+        draw(plan, replace(report, cells=()))
+    other = resolve("trained", "quick")
+    with pytest.raises(LeakbenchError, match="no defense has rows that differ in one number"):
+        draw(other, report)
