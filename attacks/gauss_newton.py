@@ -35,6 +35,8 @@ PRODUCTS = 100
 """Products with A in a step beyond that."""
 TOGETHER = 2**21
 """Numbers in the columns of J that are pushed in one call: more fall out of a core's cache."""
+NEAR = 1e-6
+"""A loss relative to what was observed below which the Jacobian is in double precision."""
 ROUNDING = 1e-7
 """A loss relative to what was observed that single precision can have left, and nothing else."""
 ASIDE = 0.1
@@ -51,7 +53,8 @@ class GaussNewton(Attack):
     covariance of the public inputs: the most probable input, if inputs were Gaussian. Where there
     is no noise, or he knows of none, s is the length of all that was observed, and there is no
     prior. Dense normal equations of all B inputs together, up to 4,096 unknowns and a Jacobian of
-    2^27 numbers; conjugate gradients beyond. The arithmetic is in float64.
+    2^27 numbers; conjugate gradients beyond. The arithmetic is in float64, except for Jacobians far
+    from the minimum or under noise.
 
     Knowledge used: weights, gradient, input shape and range; the defense's replay and noise for an
     adaptive attacker; labels and public inputs where granted. Otherwise labels are read off the
@@ -105,7 +108,7 @@ class GaussNewton(Attack):
         unknowns = facts.batch_size * math.prod(facts.input_shape)
         parameters = sum(math.prod(shape) for shape in facts.parameters.values())
         dense = _is_dense(unknowns, parameters)
-        step = _cost_of_columns(unknowns, parameters) if dense else 3 * (PRODUCTS + 1) + 1
+        step = _cost_of_matrix(unknowns, parameters) if dense else 3 * (PRODUCTS + 1) + 1
         return self.restarts * self.labels_tried * (1 + self.steps * (step + REFUSALS))
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
@@ -204,10 +207,10 @@ def _together(unknowns: int, parameters: int) -> int:
     return max(8, min(unknowns, TOGETHER // parameters))
 
 
-def _cost_of_columns(unknowns: int, parameters: int) -> int:
-    """Evaluations of a Jacobian, a probe of one column before it included."""
+def _cost_of_matrix(unknowns: int, parameters: int) -> int:
+    """Evaluations of a slope and a Jacobian, the probe of one column before it included."""
     calls = 1 + math.ceil(unknowns / _together(unknowns, parameters))
-    return calls + 1 + unknowns
+    return 1 + calls + 1 + unknowns
 
 
 # ------------------------------------------------------------------- one victim
@@ -330,22 +333,20 @@ class _Problem:
                 total = total + self.prior.penalty(image)
         return total
 
-    def linearised(self, point: Tensor) -> Linearised:
+    def linearised(self, point: Tensor, cost: float) -> Linearised:
         unknowns = len(point)
-        if _is_dense(unknowns, self.parameters):
-            slope, matrix = point.new_zeros(unknowns), point.new_zeros(unknowns, unknowns)
-            for look in self.looks:
-                jacobian, residual = self._jacobian(look, point)
-                slope += jacobian @ residual
-                add_gram(matrix, jacobian)
-            for own, (inner, block) in self._believed(point):
-                slope[own] += inner
-                matrix[own, own] += block
-            spent = _cost_of_columns(unknowns, self.parameters)
-            return Linearised(slope=slope, matrix=matrix, evaluations=spent)
         slope, believed = self._pulled(point, None), list(self._believed(point))
         for own, (inner, _) in believed:
             slope[own] += inner
+        if _is_dense(unknowns, self.parameters):
+            matrix = point.new_zeros(unknowns, unknowns)
+            dtype = self._columns_dtype(cost)
+            for look in self.looks:
+                add_gram(matrix, self._jacobian(look, point, dtype))
+            for own, (_, block) in believed:
+                matrix[own, own] += block
+            spent = _cost_of_matrix(unknowns, self.parameters)
+            return Linearised(slope=slope, matrix=matrix, evaluations=spent)
 
         def product(direction: Tensor) -> Tensor:
             found = self._pulled(point, direction)
@@ -377,11 +378,16 @@ class _Problem:
             ]
         )
 
-    def _jacobian(self, look: Observation, point: Tensor) -> tuple[Tensor, Tensor]:
-        """J^T (d, q) and r (q,), in coordinates that hold all there is in J: see `Tangents`."""
+    def _columns_dtype(self, cost: float) -> torch.dtype:
+        """Single precision far from the minimum, and where noise is larger than rounding: the model
+        is no better than the step it is for, and costs half."""
+        far = self.is_noisy or cost > NEAR
+        return torch.float32 if far else torch.float64
+
+    def _jacobian(self, look: Observation, point: Tensor, dtype: torch.dtype) -> Tensor:
+        """J^T (d, q) in `dtype`, in coordinates that hold all there is in it: see `Tangents`."""
         unknowns = len(point)
         together = _together(unknowns, self.parameters)
-        observed = look.of(self.row).tensors
         # Any direction that is zero nowhere: what its derivative lacks, no column has.
         probe = torch.sin(1.0 + torch.arange(unknowns, dtype=point.dtype, device=point.device))
         value, along = self._pushed(look, point, probe[None])
@@ -389,19 +395,15 @@ class _Problem:
             name: Tangents.at(gradient, along[name][0], self.shape[1])
             for name, gradient in value.items()
         }
-        residual = [
-            spaces[name].of((gradient - observed[name][0])[None])[0] / self.std[name]
-            for name, gradient in value.items()
-        ]
         parts: list[Tensor] = []
         for first in range(0, unknowns, together):
             count = min(together, unknowns - first)
             unit = point.new_zeros(count, unknowns)
             unit[torch.arange(count), torch.arange(first, first + count)] = 1
-            _, columns = self._pushed(look, point, unit)
+            _, columns = self._pushed(look.cast(dtype), point.to(dtype), unit.to(dtype))
             coordinates = [spaces[name].of(v) / self.std[name] for name, v in columns.items()]
             parts.append(torch.cat(coordinates, dim=1))
-        return torch.cat(parts), torch.cat(residual)
+        return torch.cat(parts)
 
     def _pushed(
         self, look: Observation, point: Tensor, directions: Tensor
@@ -474,9 +476,10 @@ class Tangents:
         """(c, *parameter shape) -> (c, q) orthonormal coordinates."""
         if self.left is None or self.right is None:
             return values.flatten(1)
-        inside = self.left.mT @ values
-        outside = values @ self.right
-        outside = outside - self.left @ (self.left.mT @ outside)
+        left, right = self.left.to(values.dtype), self.right.to(values.dtype)
+        inside = left.mT @ values
+        outside = values @ right
+        outside = outside - left @ (left.mT @ outside)
         return torch.cat([inside.flatten(1), outside.flatten(1)], dim=1)
 
 

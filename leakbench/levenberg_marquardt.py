@@ -51,8 +51,8 @@ class LeastSquares(Protocol):
         """F at (d,), a scalar; counts as one evaluation."""
         ...
 
-    def linearised(self, point: Tensor) -> Linearised:
-        """Half the derivative of F at (d,), and the matrix of its Gauss-Newton model."""
+    def linearised(self, point: Tensor, cost: float) -> Linearised:
+        """Half the derivative of F at (d,), where it is `cost`, and the matrix of its model."""
         ...
 
 
@@ -134,7 +134,7 @@ class _Run:
             if self.cost <= self.o.enough:
                 self.status = "converged"
                 return
-            near = self.problem.linearised(self.point)
+            near = self.problem.linearised(self.point, self.cost)
             self.evaluations += near.evaluations
             finite = bool(torch.isfinite(near.slope).all())
             if not finite or not _is_finite(near.matrix):

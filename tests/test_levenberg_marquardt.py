@@ -28,7 +28,7 @@ class Curve:
         self.costs += 1
         return self.residual(point).square().sum()
 
-    def linearised(self, point: Tensor) -> Linearised:
+    def linearised(self, point: Tensor, cost: float) -> Linearised:
         jacobian = torch.func.jacfwd(self.residual)(point)
         matrix = jacobian.T @ jacobian
         return Linearised(
