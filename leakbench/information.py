@@ -40,8 +40,8 @@ class Bound:
     Attributes:
         unbiased, attainable: mean squared errors a pixel of raw (not clamped) estimates; inf where
             the information is singular. nan without noise, or with noise of unknown size.
-        rank: singular values of J above the largest x float32's epsilon x its longer side: of what
-            float32 can tell apart.
+        rank: singular values of J above the largest x float32's epsilon. (The usual threshold is so
+            many times longer as J has rows; attacks recover images exactly from far below it.)
         condition: largest over smallest singular value of J; inf where the smallest is nothing.
     """
 
@@ -90,15 +90,14 @@ def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -
     if pixels > LARGEST:
         return None
     units = torch.eye(pixels, dtype=torch.float64, device=image.device)
-    products, whole, coordinates = [], torch.zeros_like(units), 0
+    products, whole = [], torch.zeros_like(units)
     for seen in observations:
         _, columns = _pushed(seen, image, label, units)
         of_look = {name: _gram(value[0].flatten(1)) for name, value in columns.tensors.items()}
         products.append(of_look)
         for product in of_look.values():
             whole += product
-        coordinates += sum(value[0, 0].numel() for value in columns.tensors.values())
-    rank, condition = _of_singular_values(whole, max(pixels, coordinates))
+    rank, condition = _of_singular_values(whole)
     return Held(products=tuple(products), rank=rank, condition=condition, images=len(image))
 
 
@@ -169,10 +168,10 @@ def _mean_of_inverse(matrix: Tensor) -> float:
     return float((1 / values).mean())
 
 
-def _of_singular_values(squared: Tensor, side: int) -> tuple[float, float]:
+def _of_singular_values(squared: Tensor) -> tuple[float, float]:
     """Rank and condition number of J in float32's eyes, from J' J in float64."""
     values = torch.linalg.eigvalsh(squared).clamp(min=0).sqrt()
     largest, smallest = float(values[-1]), float(values[0])
-    least = largest * torch.finfo(torch.float32).eps * side
+    least = largest * torch.finfo(torch.float32).eps
     rank = float((values > least).sum()) if largest > 0 else 0.0
     return rank, largest / smallest if smallest > 0 else math.inf
