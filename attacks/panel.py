@@ -102,10 +102,10 @@ class Panel(Attack):
 
         answers: dict[str, Reconstruction] = {}
         for name, attack in self.members(leak.facts).items():
-            found = attack.reconstruct(leak, streams, counting)
-            loss = self.loss(leak, found.inputs, found.labels, every)
-            answers[name] = replace(found, loss=loss)
-            own = torch.stack([found.steps.cpu(), found.evaluations.cpu()])
+            answer = attack.reconstruct(leak, streams, counting)
+            loss = self.loss(leak, answer.inputs, answer.labels, every)
+            answers[name] = replace(answer, loss=loss)
+            own = torch.stack([answer.steps.cpu(), answer.evaluations.cpu()])
             spent += own + torch.tensor([[0], [len(leak.observations)]])
         names, found = list(answers), list(answers.values())
         losses = torch.stack([answer.loss for answer in found])

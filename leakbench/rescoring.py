@@ -98,8 +98,8 @@ def _rejudged(
     )
     found = []
     answers = {name: torch.from_numpy(arrays[member_array(name)][rows]) for name in members}
-    numbers = numbers_of(answers, victims, judge.data_root)
-    for record, said, own in zip(records, judged, numbers, strict=True):
+    measured = numbers_of(answers, victims, judge.data_root)
+    for record, said, own in zip(records, judged, measured, strict=True):
         if own:
             said["members"] = {name: record["members"][name] | own[name] for name in own}
         if not followed:  # an older run: what it says of its iterates is all there is

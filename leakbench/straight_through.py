@@ -207,8 +207,11 @@ def _blind(
         derivative[name] = torch.zeros_like(response[name])
         if slope is not None:
             derivative[name] = _by_size(slope.double() * along[name].double())
-    whole = (torch.stack(list(each.values())).sum(dim=0) for each in (derivative, response))
-    share = torch.where(_steps(*whole, LEAST_SHARE), LARGEST_SHARE, LEAST_SHARE)
+    of_all, response_of_all = (
+        torch.stack(list(each.values())).sum(dim=0) for each in (derivative, response)
+    )
+    stepped = _steps(of_all, response_of_all, LEAST_SHARE)
+    share = torch.where(stepped, LARGEST_SHARE, LEAST_SHARE)
     names = frozenset(k for k in given if bool(_steps(derivative[k], response[k], share).any()))
     return names, after
 

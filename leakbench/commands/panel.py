@@ -59,7 +59,7 @@ def panel(
     choose_arithmetic(fast)
     add_folders(plugins or ())
     plan = plan_of(
-        SUITE, profile, None, None, settings(defense, parameters or (), profile, victims)
+        SUITE, profile, None, None, settings(defense, parameters or [], profile, victims)
     )
     from leakbench import manifest, runner
     from leakbench.data.catalog import data_root

@@ -181,7 +181,7 @@ def _curve(pairs: Sequence[tuple[Pair, int]], delta: float, higher: int = 0) -> 
     kept = indices >= max(0.0, rough - 400) / grid.spacing  # e^400 can still be multiplied
     if not beyond < math.log(_LOST):  # only where there are too many steps for a grid
         kept[:] = False
-    losses = grid.spacing * indices[kept]
+    losses: Floats = np.asarray(grid.spacing * indices[kept], dtype=np.float64)
     tail_of = partial(
         _Curve, losses=losses, rough=rough, shift=composed.shift, spacing=grid.spacing
     )
@@ -190,10 +190,11 @@ def _curve(pairs: Sequence[tuple[Pair, int]], delta: float, higher: int = 0) -> 
     with np.errstate(over="ignore", invalid="ignore"):
         masses = composed.tilted[kept] * np.exp(composed.cumulant - room - s * losses)
         # delta(x_j) = (1 - e^-h) sum over m >= j of e^(x_j - x_m) P(X > x_m): nothing cancels.
-        at_least = np.cumsum(masses[::-1])[::-1]
+        at_least: Floats = np.cumsum(masses[::-1], dtype=np.float64)[::-1]
         more = np.append(at_least[1:], 0.0)
         decay = np.exp(np.maximum(losses[0] - losses, -700))
-        deltas = np.cumsum((more * decay)[::-1])[::-1] / decay * -math.expm1(-grid.spacing)
+        summed: Floats = np.cumsum((more * decay)[::-1], dtype=np.float64)[::-1]
+        deltas = summed / decay * -math.expm1(-grid.spacing)
     # Neither sum is further off than this.
     deltas *= 1 + grid.length * _ROUNDING
     at_least *= 1 + grid.length * _ROUNDING
