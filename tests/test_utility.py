@@ -194,9 +194,8 @@ def test_a_training_stops_at_its_budget_to_the_round(write: Write, tmp_path: Pat
     """After as many rounds as `account` allows, with the epsilon of those rounds."""
     private = ("parameters = { clip = 0.5, noise_multiplier = 0.01 }",
                "parameters = { clip = 0.5, noise_multiplier = 4.0 }")  # fmt: skip
-    chosen = "[utility]\ndefenses = ['sdp']\n"
-    run(resolve(write(private, ("[utility]\n", chosen), ("networks = 2", "networks = 1"))),
-        tmp_path / "all")  # fmt: skip
+    one = ("networks = 2", "networks = 1")
+    run(resolve(write(private, one), defense="sdp"), tmp_path / "all")
     whole = trained(tmp_path / "all")["sdp", 0]
     assert whole["rounds"] == 4 and whole["stopped"] == ""
     event = PrivacyEvent(
@@ -210,8 +209,8 @@ def test_a_training_stops_at_its_budget_to_the_round(write: Write, tmp_path: Pat
         )
         / 2
     )
-    stopping = ("[utility]\n", f"{chosen}stop_epsilon = {budget}\n")
-    run(resolve(write(private, stopping, ("networks = 2", "networks = 1"))), tmp_path / "some")
+    stopping = ("[utility]\n", f"[utility]\nstop_epsilon = {budget}\n")
+    run(resolve(write(private, stopping, one), defense="sdp"), tmp_path / "some")
     stopped = trained(tmp_path / "some")["sdp", 0]
     assert stopped["rounds"] == 2 and stopped["stopped"] == "epsilon"
     assert stopped["privacy"]["epsilon"] <= budget < whole["privacy"]["epsilon"]
