@@ -108,8 +108,10 @@ class GaussNewton(Attack):
         unknowns = facts.batch_size * math.prod(facts.input_shape)
         parameters = sum(math.prod(shape) for shape in facts.parameters.values())
         dense = _is_dense(unknowns, parameters)
-        step = _cost_of_matrix(unknowns, parameters) if dense else 3 * (PRODUCTS + 1) + 1
-        return self.restarts * self.labels_tried * (1 + self.steps * (step + REFUSALS))
+        # Every damping that is refused has its own products.
+        step = _cost_of_matrix(unknowns, parameters) if dense else 4 + 3 * PRODUCTS * REFUSALS
+        runs = self.restarts * self.labels_tried * (1 + self.steps * (step + REFUSALS))
+        return facts.classes + runs
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         """(n, B, *shape) mean and middle; the inputs of a batch a little aside from it, since equal
@@ -149,11 +151,12 @@ class GaussNewton(Attack):
         self.require_suitable(leak)
         prior = self._prior(leak)
         starts = [self.start(leak, streams, restart) for restart in range(self.restarts)]
-        known = None if self._ranks_labels(leak) else labels_of(leak, streams)
+        ranked = self._ranks_labels(leak)
+        known = None if bool(ranked.all()) else labels_of(leak, streams)
         found = []
         for row in torch.arange(leak.n, device=leak.device).split(1):
             points = [start[row].double().flatten() for start in starts]
-            if known is None:
+            if known is None or bool(ranked[row]):
                 labels, spent = self._likeliest(leak, row, points[0], prior), leak.classes
             else:
                 labels, spent = [known[row]], 0
@@ -173,13 +176,13 @@ class GaussNewton(Attack):
         )
 
     def _prior(self, leak: Leak) -> ImagePrior | None:
-        if self.prior == "none" or leak.public is None or not _knows_noise(leak):
+        if self.prior == "none" or leak.public is None or not bool(_knows_noise(leak).any()):
             return None
         return PRIORS[self.prior].of(leak.public)
 
-    def _ranks_labels(self, leak: Leak) -> bool:
-        """Whether labels are tried, not read off: known noise on the gradient of one example."""
-        return leak.labels is None and leak.batch_size == 1 and _knows_noise(leak)
+    def _ranks_labels(self, leak: Leak) -> Tensor:
+        """(n,) whether the label is tried, not read off: known noise on one example's gradient."""
+        return _knows_noise(leak) & (leak.labels is None and leak.batch_size == 1)
 
     def _likeliest(
         self, leak: Leak, row: Tensor, point: Tensor, prior: ImagePrior | None
@@ -193,9 +196,11 @@ class GaussNewton(Attack):
         return [every[label] for label in order[: self.labels_tried]]
 
 
-def _knows_noise(leak: Leak) -> bool:
-    std = leak.noise_std
-    return std is not None and any(bool((value > 0).any()) for value in std.values())
+def _knows_noise(leak: Leak) -> Tensor:
+    """(n,) victim by victim: those attacked together may have different defenses."""
+    if leak.noise_std is None:
+        return torch.zeros(leak.n, dtype=torch.bool, device=leak.device)
+    return torch.stack([value > 0 for value in leak.noise_std.values()]).any(dim=0)
 
 
 def _is_dense(unknowns: int, parameters: int) -> bool:

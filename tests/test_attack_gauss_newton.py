@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,19 @@ def test_clipping_that_is_replayed_does_not_hide_digits() -> None:
     x, y = digits()
     leak = make_leak(x, y, defense=CLIPPING, knowledge="adaptive")
     assert float(errors(attacked(GaussNewton(steps=25), leak), x).max()) < 1e-6
+
+
+def test_a_neighbour_with_noise_changes_nothing() -> None:
+    """Those attacked together may have different defenses; only who has noise tries labels."""
+    x, y = digits()
+    leak = make_leak(x, y, defense=CLIPPING, knowledge="adaptive")
+    noisy = {name: torch.tensor([0.4, 0.0]) for name in leak.observed.tensors}
+    attack = GaussNewton(steps=1, restarts=1)
+    alone, beside = attacked(attack, leak), attacked(attack, replace(leak, noise_std=noisy))
+    assert torch.equal(alone.inputs[1], beside.inputs[1])
+    assert torch.equal(alone.labels[1], beside.labels[1])
+    assert int(alone.evaluations[1]) == int(beside.evaluations[1])
+    assert int(alone.evaluations[0]) < int(beside.evaluations[0])
 
 
 def test_several_looks_at_noise_help_and_the_prior_holds() -> None:
