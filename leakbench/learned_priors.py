@@ -39,27 +39,6 @@ class ImagePrior(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Gaussian:
-    """x ~ N(m, S): the covariance efficient attackers are measured by (`priors.GaussianPrior`)."""
-
-    prior: GaussianPrior
-
-    @classmethod
-    def of(cls, public: Tensor) -> Gaussian:
-        """Mean and covariance of the public images (m, *shape)."""
-        return cls(prior=GaussianPrior.of(public))
-
-    def penalty(self, image: Tensor) -> Tensor:
-        away = image - self.prior.mean
-        found: Tensor = away @ (self.prior.precision @ away)
-        return found
-
-    def model(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        precision = self.prior.precision
-        return precision @ (image - self.prior.mean), precision
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Mixture:
     """x is of one of K kinds, N(m_j, S) with probability w_j; the likeliest kind alone counts.
 
@@ -232,6 +211,6 @@ def _decoded(weights: tuple[Tensor, ...] | list[Tensor], codes: Tensor) -> Tenso
     return hidden @ weights[6].mT + weights[7]
 
 
-PRIORS: dict[str, type[Gaussian] | type[Mixture] | type[Autoencoder]] = {
-    "gaussian": Gaussian, "mixture": Mixture, "autoencoder": Autoencoder,
+PRIORS: dict[str, type[GaussianPrior] | type[Mixture] | type[Autoencoder]] = {
+    "gaussian": GaussianPrior, "mixture": Mixture, "autoencoder": Autoencoder,
 }  # fmt: skip

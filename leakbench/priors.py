@@ -49,6 +49,16 @@ class GaussianPrior:
         """(d, d) inverse of the covariance, by Cholesky's factors."""
         return torch.cholesky_inverse(torch.linalg.cholesky(self.covariance))
 
+    def penalty(self, image: Tensor) -> Tensor:
+        """See `learned_priors.ImagePrior`."""
+        away = image - self.mean
+        found: Tensor = away @ (self.precision @ away)
+        return found
+
+    def model(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """See `learned_priors.ImagePrior`; exact, and the same everywhere but for the slope."""
+        return self.precision @ (image - self.mean), self.precision
+
     def of_batch(self, images: int) -> GaussianPrior:
         """Of `images` independent ones side by side, d = images x pixels."""
         if images == 1:

@@ -7,8 +7,8 @@ from torch.nn.functional import avg_pool2d
 
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
-from leakbench.learned_priors import PRIORS, Autoencoder, Gaussian, ImagePrior, Mixture
-from leakbench.priors import RIDGE
+from leakbench.learned_priors import PRIORS, Autoencoder, ImagePrior, Mixture
+from leakbench.priors import RIDGE, GaussianPrior
 
 
 def digits(count: int, *, secret: bool = False) -> Tensor:
@@ -45,7 +45,7 @@ def test_the_gaussian_is_mean_and_covariance() -> None:
     covariance = torch.cov(public.T) + RIDGE * torch.eye(196, dtype=torch.float64)
     away = image - public.mean(dim=0)
     expected = away @ torch.linalg.solve(covariance, away)
-    assert torch.allclose(Gaussian.of(public).penalty(image), expected, rtol=1e-9)
+    assert torch.allclose(GaussianPrior.of(public).penalty(image), expected, rtol=1e-9)
 
 
 def test_kinds_are_found_where_they_are_plain() -> None:
