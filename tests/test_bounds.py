@@ -30,12 +30,14 @@ FIELDS = ("bound_unbiased", "bound_attainable", "jacobian_rank", "jacobian_condi
         (0.005, math.inf, 0.065, "attack too weak"),
         (0.053, 0.06, 0.065, "no information left"),
         (0.053, 500.0, 0.065, "no information left"),
+        (0.053, 0.02, 0.065, "bracketed"),
+        (0.005, None, 0.065, ""),
         (None, 0.06, 0.065, ""),
         (0.005, 0.06, None, ""),
     ],
 )
 def test_verdict_by_the_best_attack(
-    attainable: float | None, best: float, mean_image: float | None, verdict: str
+    attainable: float | None, best: float | None, mean_image: float | None, verdict: str
 ) -> None:
     assert _verdict(attainable, best, mean_image) == verdict
 

@@ -19,14 +19,17 @@ NEAR = 0.8
 def bounds_of(trials: Sequence[Trials]) -> list[BoundEntry | None]:
     """One a cell; None where its records hold no bound.
 
-    The verdict is about a leak, and so the same for all who attack it: the best of them counts.
+    The verdict is about a leak, and so the same for all who attack it: the best of them counts, of
+    those who make an image. Who picks it from a list knows more than the bound is about: his error
+    is 0 or that of another image, and would hide how weak the others are.
     """
     best: dict[str, float] = {}
     keys = [canonical(each.cell.leak_spec()) for each in trials]
     for key, each in zip(keys, trials, strict=True):
-        error = _error(each)
-        best[key] = min(best.get(key, inf), inf if error is None else error)
-    return [_entry(each, best[key]) for key, each in zip(keys, trials, strict=True)]
+        if "candidates" not in each.cell.grants:
+            error = _error(each)
+            best[key] = min(best.get(key, inf), inf if error is None else error)
+    return [_entry(each, best.get(key)) for key, each in zip(keys, trials, strict=True)]
 
 
 def _error(trials: Trials) -> float | None:
@@ -34,7 +37,7 @@ def _error(trials: Trials) -> float | None:
     return median_of_all([record.get("mse_raw") for record in trials.all_judged])
 
 
-def _entry(trials: Trials, best: float) -> BoundEntry | None:
+def _entry(trials: Trials, best: float | None) -> BoundEntry | None:
     judged = trials.all_judged
     if not trials.cell.bound or not judged:
         return None
@@ -51,10 +54,10 @@ def _entry(trials: Trials, best: float) -> BoundEntry | None:
     )
 
 
-def _verdict(attainable: float | None, best: float, mean_image: float | None) -> str:
-    """What the best attack's error says of the defense."""
-    if attainable is None or mean_image is None:
+def _verdict(attainable: float | None, best: float | None, mean_image: float | None) -> str:
+    """What the best attack's error says of the defense; "" where nobody made an image."""
+    if attainable is None or best is None or mean_image is None:
         return ""
-    if attainable >= NEAR * mean_image:
+    if attainable >= NEAR * mean_image and attainable <= FACTOR * best:
         return "no information left"
     return "bracketed" if best <= FACTOR * attainable else "attack too weak"

@@ -143,10 +143,10 @@ class Flag(Entry):
 class BoundEntry(Entry):
     """What the leaks of a cell hold, medians over trials; see `information.Bound`.
 
-    ratio: the attack's median raw error over `attainable`. verdict: of the leak, by the best of all
-    attackers: "bracketed" (within a factor 2 of `attainable`), "attack too weak" (above it: the
-    defense earns no credit), "no information left" (`attainable` is near the mean image's error);
-    "" where nothing is attainable or known.
+    ratio: the attack's median raw error over `attainable`. verdict: of the leak, by the best of the
+    attackers without a list of candidates: "bracketed" (at most a factor 2 above `attainable`),
+    "attack too weak" (beyond: the defense earns no credit), "no information left" (`attainable` is
+    near the mean image's error); "" where nothing is attainable or known.
     """
 
     unbiased: float | None

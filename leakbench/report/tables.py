@@ -168,8 +168,9 @@ def _attack_guide(report: Report) -> tuple[str, ...]:
             "What the leak holds, by its Fisher information at the truth: 'attainable' estimates "
             "the MSE of an efficient attacker who knows mean and covariance of the public images "
             "(who knows more may beat it), 'unbiased' bounds attackers without a prior; both are "
-            "about raw images. 'Bracketed': the best attack is within a factor 2 of the attainable "
-            "MSE; 'attack too weak': it is not, and the defense earns no credit; 'no information "
+            "about raw images. 'Bracketed': the best attack without a list of candidates is at "
+            "most a factor 2 above the attainable MSE; 'attack too weak': it is further above, and "
+            "the defense earns no credit; 'no information "
             "left': the mean image is about as good. J is the gradient's derivative by the image."
         )
     if _has_lpips(report.cells):
