@@ -32,6 +32,9 @@ BLOCK = 128
 LARGEST = 4096
 """Pixels up to which anything is computed: the information is a matrix of them squared."""
 
+NUMBERS = 2**28
+"""Numbers of the Jacobian and its products up to which anything is computed (2 GB)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
@@ -80,14 +83,15 @@ def bound_of(
 
 
 def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -> Held | None:
-    """What the looks hold of one victim before any noise; None of images above `LARGEST`.
+    """What the looks hold of one victim before any noise; None of images above `LARGEST`,
+    or where it takes more than `NUMBERS`.
 
     Args:
         observations: The looks at this victim alone (row 0), through the defense as it was.
         image, label: The truth, (B, *input shape) and (B,).
     """
     pixels = image.numel()
-    if pixels > LARGEST:
+    if pixels > LARGEST or pixels * _numbers_a_pixel(observations, pixels) > NUMBERS:
         return None
     units = torch.eye(pixels, dtype=torch.float64, device=image.device)
     products, whole = [], torch.zeros_like(units)
@@ -147,6 +151,12 @@ def _pushed(
     tangents = directions.reshape(1, len(directions), *image.shape)
     row = torch.zeros(1, dtype=torch.int64, device=image.device)
     return seen.push(image.double()[None], label[None], row, tangents)
+
+
+def _numbers_a_pixel(observations: Sequence[Observation], pixels: int) -> int:
+    """Of one look's Jacobian, and of the products of every tensor and look."""
+    tensors = observations[0].gradients.tensors.values()
+    return sum(value[0].numel() for value in tensors) + pixels * len(tensors) * len(observations)
 
 
 def _gram(rows: Tensor) -> Tensor:

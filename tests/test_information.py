@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import data, registry
+from leakbench import data, information, registry
 from leakbench.architectures import build
 from leakbench.contracts import Defense, Gradients, LeakPoint, Observation
 from leakbench.information import LARGEST, Bound, bound_of
@@ -135,6 +135,14 @@ def test_large_images_are_left_out() -> None:
 
 
 @pytest.mark.slow
+def test_large_networks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, _, image, prior = _toy()
+    monkeypatch.setattr(information, "NUMBERS", PIXELS * (OUTPUTS + PIXELS))
+    assert _toy_bound(seen, image, prior).rank == PIXELS
+    monkeypatch.setattr(information, "NUMBERS", PIXELS * (OUTPUTS + PIXELS) - 1)
+    assert math.isnan(_toy_bound(seen, image, prior).rank)
+
+
 def test_an_attacker_without_prior_is_not_below_the_unbiased_bound() -> None:
     """Gauss-Newton from the truth on noisy gradients of a sigmoid network: its error is the bound's
     size, and below it by no more than Monte-Carlo error."""
