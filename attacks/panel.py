@@ -72,6 +72,8 @@ class Panel(Attack):
         return _Shortened()
 
     def skip(self, facts: LeakFacts) -> str:
+        if reason := _common().skip(facts):  # whose loss all answers need
+            return reason
         return "" if self.members(facts) else "no member of the panel suits this leak"
 
     def budget(self, facts: LeakFacts) -> int:
