@@ -171,7 +171,8 @@ class _Run:
 
     def _accept(self, trial: Tensor, cost: float, gain: float) -> None:
         before, self.point, self.cost = self.cost, trial, cost
-        self.damping *= max(1 / 3, 1 - (2 * gain - 1) ** 3)
+        # From 1 on it is 1/3; the power of a gain over next to nothing would overflow.
+        self.damping *= max(1 / 3, 1 - (2 * min(gain, 1.0) - 1) ** 3)
         self.growth = 2.0
         self.steps += 1
         if self.watch is not None:
