@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from leakbench.report.content import CostEntry, Note, ReportCell
 from leakbench.report.measured import LabelledRule
+from leakbench.report.words import rate_words
 from leakbench.spec import SuiteNote
 
 SAME_AS = "same_as: "
@@ -201,7 +202,7 @@ def _member_notes(cells: Sequence[ReportCell]) -> list[Note]:
         if not rates:
             continue
         said = ", ".join(
-            f"{name} {rate.value or 0:.2f} (taken {entry.taken})"
+            f"{name} {rate_words(rate.value)} (taken {entry.taken})"
             for name, (entry, rate) in rates.items()
         )
         text = f"{cell.label} ({cell.dataset}, {cell.knowledge}), members alone: {said}."
