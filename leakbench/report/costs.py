@@ -149,7 +149,7 @@ def _ceiling(recorded: Mapping[str, Any] | None) -> float | None:
     events = tuple(PrivacyEvent(**event) for event in recorded["events"])
     # The last digits are the processor's; rounded up it still is a ceiling.
     chance = _training_ceiling(events, recorded["relation"])
-    return min(1.0, float(f"{chance * (1 + 1e-9):.9g}"))
+    return min(1.0, float(f"{chance * (1 + 1e-8):.9g}"))
 
 
 @lru_cache(maxsize=256)  # a report is built more than once, and composing takes up to seconds
