@@ -404,8 +404,8 @@ def test_removing_is_just_above_the_exact_delta(
         p, q = poisson(sigma, rate)
         check_exact([((p, q), steps)], found, delta)
         # Adding costs less, but must be known to.
-        (adding,) = pld._pairs(grouped([event(sigma, rate, steps)]), "add_remove", 1, True)
-        alone = pld._epsilon([adding], delta)
+        (adding,) = pld.pairs_of(grouped([event(sigma, rate, steps)]), "add_remove", 1, True)
+        alone = pld.epsilon_of_pairs([adding], delta)
         assert alone <= found * (1 + 1e-4)
         if alone > 0.01:
             check_exact([((q, p), steps)], alone, delta)
@@ -426,7 +426,7 @@ def test_replacing_groups_and_different_steps_are_just_above_the_exact_delta(del
 
 def test_the_costlier_direction_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"remove": 1.0, "add": 1.5}
-    monkeypatch.setattr(pld, "_epsilon", lambda steps, delta: costs[steps[0][0].kind])
+    monkeypatch.setattr(pld, "epsilon_of_pairs", lambda steps, delta: costs[steps[0][0].kind])
     assert pld.epsilon([event(1.0, 0.1, 100)], 1e-5) == 1.5
 
 
