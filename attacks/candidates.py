@@ -121,7 +121,8 @@ class Candidates(Attack):
     def _losses(self, candidates: CandidateList, rows: Tensor, which: Tensor) -> Tensor:
         """(m,) loss of the candidates `which` (m, B) for victims `rows` (m,); infinite for nan."""
         parts = [torch.empty(0, dtype=candidates.leak.dtype, device=candidates.leak.device)]
-        for piece in torch.arange(len(rows), device=rows.device).split(TOGETHER):
+        pieces = torch.arange(len(rows), device=rows.device).split(TOGETHER)
+        for piece in pieces if len(rows) else ():  # nobody whose gradient is finite
             full = with_copies(piece)
             with torch.no_grad():
                 loss = self.loss(

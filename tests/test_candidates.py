@@ -201,6 +201,17 @@ def test_distances_are_those_of_the_loss(
     assert torch.equal(result.inputs[:, 0], atoms[direct.argmin(dim=1)])
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_victims_without_a_finite_gradient_get_the_mean_and_no_loss(size: int) -> None:
+    """All of them: nobody is left to compare."""
+    leak = leak_of(2, size, 6)
+    (seen,) = leak.observations
+    nothing = seen.gradients.map(lambda _, value: torch.full_like(value, math.nan))
+    result = attacked(replace(leak, observations=(replace(seen, gradients=nothing),)))
+    assert result.status == ("nan", "nan") and bool(result.loss.isnan().all())
+    assert torch.equal(result.inputs, result.start_inputs)
+
+
 def test_equal_and_infinite_candidates() -> None:
     """Of equal ones the first; what is not finite is nobody's, unless it was seen."""
     atoms = torch.ones(300, 16, dtype=torch.float64)
