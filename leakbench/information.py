@@ -86,6 +86,8 @@ def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -
     """What the looks hold of one victim before any noise; None of images above `LARGEST`,
     or where it takes more than `NUMBERS`.
 
+    None also where the gradient has no finite derivative.
+
     Args:
         observations: The looks at this victim alone (row 0), through the defense as it was.
         image, label: The truth, (B, *input shape) and (B,).
@@ -101,6 +103,8 @@ def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -
         products.append(of_look)
         for product in of_look.values():
             whole += product
+    if not bool(torch.isfinite(whole).all()):
+        return None
     rank, condition = _of_singular_values(whole)
     return Held(products=tuple(products), rank=rank, condition=condition, images=len(image))
 

@@ -128,6 +128,24 @@ def test_without_noise_of_known_size_only_the_jacobian_is_described(stds: Any) -
     assert bound.rank == PIXELS
 
 
+def test_a_gradient_without_a_finite_derivative_is_left_out() -> None:
+    """A root at 0, as some defense may take: its slope is infinite, and no eigenvalue is."""
+    _, matrix, _, prior = _toy()
+
+    class Rooted(Linear):
+        def logits(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+            return super().logits(weights, inputs.sqrt())
+
+    model = Rooted(matrix)
+    weights = model.init(generator(1, "toy"), torch.float64)
+    tap = Tap(model=model, point=LeakPoint(), batch_size=1)
+    look = tap.look(Defense(), weights, None)
+    nothing = Gradients({"w": torch.zeros(1, OUTPUTS, dtype=torch.float64)}, ("client",))
+    rooted = tap.observation(weights, nothing, [tap.replay(Defense(), look)])
+    bound = _toy_bound(rooted, torch.zeros(1, PIXELS).double(), prior)
+    assert math.isnan(bound.attainable) and math.isnan(bound.rank)
+
+
 def test_large_images_are_left_out() -> None:
     seen, _, _, prior = _toy()
     bound = bound_of([seen], [{"w": SIGMA}], torch.zeros(1, LARGEST + 1), torch.zeros(1), prior)
