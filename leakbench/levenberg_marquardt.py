@@ -211,7 +211,10 @@ class _Run:
         for _ in range(self.o.products):
             image = product(direction) + self.damping * direction
             self.evaluations += self.o.product_evaluations
-            along = size / float(direction @ image)
+            curvature = float(direction @ image)
+            if not (size > 0 and curvature > 0):  # too small for squares, or not finite
+                break
+            along = size / curvature
             found = found + along * direction
             rest = rest - along * image
             before, size = size, float(rest @ rest)

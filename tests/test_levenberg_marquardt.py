@@ -171,3 +171,14 @@ def test_a_flat_problem_ends() -> None:
     _, loss, status = solved(curve, torch.ones(2, dtype=torch.float64))
     assert (loss, status) == (2.0, "converged")
     assert curve.costs == 1
+
+
+def test_products_of_a_slope_whose_square_rounds_to_zero_end() -> None:
+    start = torch.full((3,), 1e-165, dtype=torch.float64)
+
+    class Faint(Curve):
+        def cost(self, point: Tensor) -> Tensor:
+            return point.new_tensor(1.0)
+
+    point, _, status = solved(Faint(lambda x: x, as_product=True), start)
+    assert status == "converged" and torch.equal(point, start)
