@@ -112,6 +112,23 @@ def test_a_part_of_a_run_is_drawn(plan: Plan, report: Report) -> None:
     assert {len(line.points) for line in attacker} == {3}
 
 
+def test_attackers_listed_inside_each_row_have_a_line_each(plan: Plan, report: Report) -> None:
+    rows = [row.id for row in plan.defenses]
+    turned = sorted(report.cells, key=lambda cell: rows.index(cell.defense))
+    found = ladders_of(plan, replace(report, cells=tuple(turned)))
+    assert {ladder.title: set(ladder.lines) for ladder in found} == {
+        ladder.title: set(ladder.lines) for ladder in ladders_of(plan, report)
+    }
+
+
+def test_bounds_are_drawn_as_far_as_any_attacker_came(plan: Plan, report: Report) -> None:
+    other = [cell for cell in report.cells if cell.variant == "trained_candidates"]
+    first = [cell for cell in report.cells if cell.variant == "trained_cpl"][:2]
+    (ladder,) = ladders_of(plan, replace(report, cells=(*first, *other)))
+    (ceiling,) = [line for line in ladder.lines if line.label == "ceiling"]
+    assert [x for x, _ in ceiling.points] == SIGMAS
+
+
 def test_what_is_refused(plan: Plan, report: Report) -> None:
     with pytest.raises(LeakbenchError, match=r"not as '\.pdf'"):
         draw(plan, report, ".pdf")

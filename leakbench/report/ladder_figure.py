@@ -115,7 +115,8 @@ def _lines(
         found = zip((values[cell.defense] for cell in some), numbers, strict=True)
         return tuple(sorted((x, y) for x, y in found if y is not None and math.isfinite(y)))
 
-    by_attacker = [list(group) for _, group in groupby(cells, key=_attacker)]
+    attackers = dict.fromkeys(map(_attacker, cells))  # suites may list them inside each row
+    by_attacker = [[cell for cell in cells if _attacker(cell) == one] for one in attackers]
     for look, some in enumerate(by_attacker):
         first = some[0]
         name = f"{first.attack} ({first.knowledge})"
@@ -135,7 +136,7 @@ def _lines(
                 label=name, panel="errors", style="-", look=look,
                 points=points(some, [cell.mse for cell in some]),
             )  # fmt: skip
-    every = by_attacker[0]
+    every = max(by_attacker, key=len)  # the first of them, unless it has not run everywhere yet
     ceilings = points(every, [cell.ceiling for cell in every])
     attainable = points(every, [cell.bound.attainable if cell.bound else None for cell in every])
     unbiased = points(every, [cell.bound.unbiased if cell.bound else None for cell in every])
