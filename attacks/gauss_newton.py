@@ -508,9 +508,15 @@ def _known_std(leak: Leak, row: Tensor) -> Mapping[str, float] | None:
         return None
     std = {name: float(value[row]) for name, value in leak.noise_std.items()}
     largest = max(std.values(), key=lambda value: math.inf if math.isnan(value) else value)
-    if not (math.isfinite(largest) and largest > 0):
+    if not (math.isfinite(largest) and largest > _rounding(leak, row)):
         return None
     return {name: max(value, LEAST_STD * largest) for name, value in std.items()}
+
+
+def _rounding(leak: Leak, row: Tensor) -> float:
+    """What rounding does to the largest number of the victim's gradient: less noise is none."""
+    largest = max(float(value[row].abs().amax()) for value in leak.observed.tensors.values())
+    return torch.finfo(leak.dtype).eps * largest if math.isfinite(largest) else 0.0
 
 
 def _lengths(looks: list[Observation], row: Tensor) -> Mapping[str, float]:

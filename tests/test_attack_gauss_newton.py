@@ -163,6 +163,14 @@ def test_two_local_steps_of_a_client(steps: int, left: float) -> None:
     assert steps == 4 or float(errors(result, x).max()) < 1e-6
 
 
+def test_noise_below_rounding_is_none() -> None:
+    x, y = digits(slice(0, 1))
+    hardly = DPBaseline(clip=4.0, noise_multiplier=1e-30, convention="per_example")
+    leak = make_leak(x, y, defense=hardly, knowledge="adaptive", public=public(), grants=["public"])
+    result = attacked(GaussNewton(steps=12, restarts=1), leak)
+    assert float(errors(result, x).max()) < 1e-6
+
+
 def test_a_batch_of_two_is_one_problem() -> None:
     x, y = digits(slice(0, 2))
     leak = make_leak(x[None], y[None], point=LeakPoint(view="batch"))
