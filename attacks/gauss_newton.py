@@ -27,6 +27,7 @@ from leakbench.labels import labels_of
 from leakbench.learned_priors import LEAST_IMAGES, PRIORS, ImagePrior
 from leakbench.levenberg_marquardt import REFUSALS, LevenbergMarquardt, Linearised
 from leakbench.matching import LEAST_STD
+from leakbench.numeric import add_gram
 from leakbench.optim import Solution
 
 DENSE_UNKNOWNS, DENSE_NUMBERS = 4096, 2**27
@@ -200,7 +201,8 @@ def _knows_noise(leak: Leak) -> Tensor:
     """(n,) victim by victim: those attacked together may have different defenses."""
     if leak.noise_std is None:
         return torch.zeros(leak.n, dtype=torch.bool, device=leak.device)
-    return torch.stack([value > 0 for value in leak.noise_std.values()]).any(dim=0)
+    least = _rounding(leak, torch.arange(leak.n, device=leak.device))
+    return torch.stack([value > least for value in leak.noise_std.values()]).any(dim=0)
 
 
 def _is_dense(unknowns: int, parameters: int) -> bool:
@@ -488,35 +490,22 @@ class Tangents:
         return torch.cat([inside.flatten(1), outside.flatten(1)], dim=1)
 
 
-BLOCK = 256
-
-
-def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """matrix (d, d) += rows rows^T of rows (d, q), one half of it computed and mirrored."""
-    for i in range(0, len(rows), BLOCK):
-        own = rows[i : i + BLOCK]
-        for k in range(i, len(rows), BLOCK):
-            product = own @ rows[k : k + BLOCK].mT
-            matrix[i : i + BLOCK, k : k + BLOCK] += product
-            if k > i:
-                matrix[k : k + BLOCK, i : i + BLOCK] += product.mT
-
-
 def _known_std(leak: Leak, row: Tensor) -> Mapping[str, float] | None:
     """The noise's std on each tensor of this victim; None where there is none, or not known."""
     if leak.noise_std is None:
         return None
     std = {name: float(value[row]) for name, value in leak.noise_std.items()}
     largest = max(std.values(), key=lambda value: math.inf if math.isnan(value) else value)
-    if not (math.isfinite(largest) and largest > _rounding(leak, row)):
+    if not (math.isfinite(largest) and largest > float(_rounding(leak, row))):
         return None
     return {name: max(value, LEAST_STD * largest) for name, value in std.items()}
 
 
-def _rounding(leak: Leak, row: Tensor) -> float:
-    """What rounding does to the largest number of the victim's gradient: less noise is none."""
-    largest = max(float(value[row].abs().amax()) for value in leak.observed.tensors.values())
-    return torch.finfo(leak.dtype).eps * largest if math.isfinite(largest) else 0.0
+def _rounding(leak: Leak, rows: Tensor) -> Tensor:
+    """(k,) what rounding does to the largest number of a victim's gradient: less noise is none."""
+    sizes = [value[rows].abs().flatten(1).amax(dim=1) for value in leak.observed.tensors.values()]
+    largest = torch.stack(sizes).amax(dim=0)
+    return torch.where(torch.isfinite(largest), torch.finfo(leak.dtype).eps * largest, 0.0)
 
 
 def _lengths(looks: list[Observation], row: Tensor) -> Mapping[str, float]:

@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from leakbench.contracts import Gradients, Observation
+from leakbench.numeric import add_gram
 from leakbench.priors import GaussianPrior
-
-BLOCK = 128
-"""Rows that are multiplied with all before them at once."""
 
 LARGEST = 4096
 """Pixels up to which anything is computed: the information is a matrix of them squared."""
@@ -164,12 +162,9 @@ def _numbers_a_pixel(observations: Sequence[Observation], pixels: int) -> int:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """rows @ rows', of which only one triangle is multiplied out."""
-    found = rows.new_empty(len(rows), len(rows))
-    for start in range(0, len(rows), BLOCK):
-        some, before = slice(start, start + BLOCK), slice(start + BLOCK)
-        product = rows[some] @ rows[before].mT
-        found[some, before], found[before, some] = product, product.mT
+    """rows @ rows'."""
+    found = rows.new_zeros(len(rows), len(rows))
+    add_gram(found, rows)
     return found
 
 

@@ -14,12 +14,13 @@ from torch.nn.functional import avg_pool2d
 from leakbench import api
 from leakbench.architectures import build
 from leakbench.attacks import gauss_newton
-from leakbench.attacks.gauss_newton import GaussNewton, Tangents, add_gram
+from leakbench.attacks.gauss_newton import GaussNewton, Tangents
 from leakbench.contracts import Leak, LeakPoint, Reconstruction
 from leakbench.data import load
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.mse import mse
+from leakbench.numeric import add_gram
 from leakbench.streams import VictimStreams, generator
 from leakbench.testing import check_attack
 
