@@ -170,10 +170,9 @@ def _check_printed_utility(suite: Suite, file: str) -> None:
             keys = ", ".join(PRINTED_OF_TRAININGS)
             raise LeakbenchError(f"{where}: {printed.dataset}/{printed.row} has none of {keys}")
         variant = variants[printed.variant]
-        own = [d for d in suite.defenses if d.id == printed.defense]
-        rows = variant.defenses or [printed.defense]
-        data = [d for row in own for d in (row.datasets or variant.datasets)]
-        if printed.defense not in rows or printed.dataset not in {*variant.datasets} & {*data}:
+        own = {row.id: row.datasets for row in suite.defenses}[printed.defense]
+        has = printed.dataset in variant.datasets and (own is None or printed.dataset in own)
+        if not (has and variant.trains(printed.defense)):
             text = f"{printed.dataset}/{printed.row} is trained by no variant"
             raise LeakbenchError(f"{where}: {text}")
         for key, text in printed.numbers().items():

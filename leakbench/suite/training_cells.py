@@ -77,8 +77,7 @@ def _check_rounds(asked: Request, datasets: Sequence[str]) -> None:
 
 def _trains(suite: Suite, chosen: _Chosen, row: Row) -> bool:
     """Whether a variant is for a row; one in place of the suite's rows is in every variant."""
-    own = chosen.variant.defenses
-    return own is None or row.id in own or row.id not in {table.id for table in suite.defenses}
+    return chosen.variant.trains(row.id) or row.id not in {table.id for table in suite.defenses}
 
 
 def _cells_of(asked: Request, chosen: _Chosen, rows: Sequence[Row]) -> list[UtilityCell]:

@@ -41,6 +41,10 @@ class TrainingVariant:
     stop_accuracy: Mapping[str, float]
     stop_epsilon: Mapping[str, float]
 
+    def trains(self, defense: str) -> bool:
+        """Whether it is for the row of this id."""
+        return self.defenses is None or defense in self.defenses
+
 
 def variants_of(suite: Suite) -> list[TrainingVariant]:
     """All trainings of a suite that was checked; none without [utility]."""
