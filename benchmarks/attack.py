@@ -32,7 +32,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench import api, architectures, optim
+from leakbench import architectures, optim
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Attack, Leak
 from leakbench.data import load
 from leakbench.matching import sign_rule_labels
@@ -154,7 +155,7 @@ def make_leak(case: str, victims: int, device: str) -> tuple[Leak, Tensor, Victi
     weights = {k: v.to(device) for k, v in weights.items()}
     images = data.candidates[:victims].to(device)
     labels = data.candidate_labels[:victims].to(device)
-    leak = api.leak(model, images, labels, weights=weights)
+    leak = capture_leak(model, images, labels, weights=weights)
     streams = VictimStreams(SEED, tuple((dataset, victim) for victim in range(victims)))
     return leak, images, streams
 

@@ -23,7 +23,8 @@ import leakbench.arithmetic  # noqa: F401  before torch, whose arithmetic it set
 import torch
 from torch import Tensor
 
-from leakbench import api, architectures
+from leakbench import architectures
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Attack, Defense, HasLoss, Leak
 from leakbench.data import load
 from leakbench.optim import with_copies
@@ -49,7 +50,7 @@ def make_leak(name: str, victims: int, listed: int) -> tuple[Leak, Tensor]:
     weights = draw(shapes, "uniform", generator(SEED, "weights"), torch.float32)
     defense: Defense = load_plugin("defenses", name)(**DEFENSES[name])
     images = data.candidates[:victims]
-    leak = api.leak(
+    leak = capture_leak(
         model, images, data.candidate_labels[:victims], weights=weights, defense=defense,
         knowledge="adaptive", grants=("candidates",),
         candidates=(data.candidates[:listed], data.candidate_labels[:listed]),

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from leakbench import api
 from leakbench.architectures import build
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Context, LeakPoint
 from leakbench.data import load
 from leakbench.defenses.fed_cdp import FedCDP
@@ -94,7 +94,7 @@ def objective_plain(task: Task) -> Run:
 
 def objective_leakbench(task: Task) -> Run:
     """The same by the simulation of a naive attacker, as the matching attacks evaluate it."""
-    leak = api.leak(
+    leak = capture_leak(
         task.model, task.images, task.labels, weights=task.weights, point=LeakPoint(type=1)
     )
 

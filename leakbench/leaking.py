@@ -1,7 +1,7 @@
 """One way to make a leak: contexts, gradients, replays and leaks that agree with each other.
 
 What a hook is told of the training, what the attacker is told of it and what he runs himself come
-from one `Tap`. Trials, contract tests and `leakbench.api` all make their leaks here.
+from one `Tap`. Trials, contract tests and `leakbench.capturing` all make their leaks here.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakbench import api, architectures, registry
+from leakbench import architectures, registry
 from leakbench.arithmetic import mode, processor
+from leakbench.capturing import capture_leak
 from leakbench.contracts import (
     Leak,
     LeakFacts,
@@ -201,7 +202,7 @@ def leak_of(shape: Shape, victims: Sequence[int]) -> tuple[Leak, VictimStreams]:
     of_victims = torch.tensor(victims)[:, None] * batch + torch.arange(batch)
     labels = (of_victims % shape.classes).to(device)
     granted: tuple[Grant, ...] = ("labels",)
-    leak = api.leak(
+    leak = capture_leak(
         model, inputs, labels, weights=weights, point=LeakPoint(type=1),
         local_steps=shape.local_steps, classes=shape.classes, grants=granted,
     )  # fmt: skip

@@ -22,8 +22,9 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from leakbench import api, architectures, probe, registry
+from leakbench import architectures, probe, registry
 from leakbench.breach import ContractBreach, check_class, require
+from leakbench.capturing import capture_leak
 from leakbench.contracts import (
     Attack,
     Context,
@@ -292,7 +293,7 @@ def _leak(victims: range | list[int], offer: _Offer) -> tuple[Leak, _Counting]:
     dtype = getattr(torch, offer.dtype)
     model, weights, images, labels = _setting(offer.model, dtype)
     where = torch.tensor([(0, victim) for victim in victims])
-    leak = api.leak(
+    leak = capture_leak(
         model, images, labels, weights=weights, victims=where,
         grants=("labels", "candidates", "public") if offer.granted else (),
         candidates=(images, labels), public=load("mnist").public[:8].to(dtype),

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from leakbench import api
 from leakbench.architectures import build
 from leakbench.attacks import gauss_newton
 from leakbench.attacks.gauss_newton import GaussNewton, Tangents
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint, Reconstruction
 from leakbench.data import load
 from leakbench.defenses.dp_baseline import DPBaseline
@@ -44,7 +44,7 @@ def make_leak(
     network = build(model, tuple(x.shape[-3:]), 10)
     weights = network.init(generator(5, "weights"), dtype)
     looks = how.pop("looks", 1)
-    return api.leak(network, x.to(dtype), y, weights=[weights] * looks, **how)
+    return capture_leak(network, x.to(dtype), y, weights=[weights] * looks, **how)
 
 
 def attacked(attack: GaussNewton, leak: Leak, first: int = 0) -> Reconstruction:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import api, data, registry
+from leakbench import data, registry
 from leakbench.architectures import build
 from leakbench.attacks.analytic import Analytic
 from leakbench.attacks.candidates import Candidates
@@ -18,6 +18,7 @@ from leakbench.attacks.dlg import DLG
 from leakbench.attacks.gradinv import GradInv
 from leakbench.attacks.idlg import IDLG
 from leakbench.attacks.start_image import StartImage
+from leakbench.capturing import capture_leak
 from leakbench.contracts import (
     Attack,
     Defense,
@@ -71,7 +72,7 @@ def make_leak(
     model = build(name, loaded.input_shape, loaded.classes)
     weights = model.init(generator(network, "weights"), dtype)
     images, labels = truth(n, dataset)
-    return api.leak(
+    return capture_leak(
         model, images.to(dtype), labels,
         weights=[weights] * looks, defense=defense, knowledge="adaptive" if adaptive else "naive",
         axes=(dataset, network),
@@ -526,7 +527,7 @@ def batch_leak(images: Tensor, labels: Tensor, name: str = "lenet_cpl") -> Leak:
     """The mean gradients of batches, type 2."""
     model = build(name, tuple(images.shape[2:]), 10)
     weights = model.init(generator(0, "weights"), torch.float32)
-    return api.leak(model, images, labels, weights=weights, point=LeakPoint(view="batch"))
+    return capture_leak(model, images, labels, weights=weights, point=LeakPoint(view="batch"))
 
 
 # ---------------------------------------------------------------------------- tables
@@ -974,7 +975,7 @@ def dense_leak(inputs: Tensor, network: int = 0) -> Leak:
     labels = (torch.arange(len(inputs)) % 2)[:, None]
     model = build("mlp", tuple(inputs.shape[2:]), 10)
     weights = model.init(generator(network, "weights"), inputs.dtype)
-    return api.leak(model, inputs, labels, weights=weights, classes=10)
+    return capture_leak(model, inputs, labels, weights=weights, classes=10)
 
 
 @pytest.mark.parametrize("network", range(3))

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakbench import api, data
+from leakbench import data
 from leakbench.architectures import build
 from leakbench.attacks.candidates import Candidates
 from leakbench.candidate_lists import CandidateList
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Defense, Gradients, Leak, LeakPoint, Observation, Reconstruction
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.prune import Prune
@@ -46,7 +47,7 @@ def leak_of(
         for look in range(looks)
     ]
     some = slice(first * size, (first + n) * size)
-    return api.leak(
+    return capture_leak(
         model,
         DIGITS.candidates[some].unflatten(0, (n, size)),
         DIGITS.candidate_labels[some].unflatten(0, (n, size)),

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import api, data, registry, runner
+from leakbench import data, registry, runner
 from leakbench.architectures import build
+from leakbench.capturing import EXAMPLE, capture_leak
 from leakbench.chain import Chain
 from leakbench.contracts import Defense, Leak, LeakPoint, Setting
 from leakbench.errors import LeakbenchError
@@ -36,10 +37,10 @@ def pruned_then_clipped(**changes: Any) -> Chain:
     return chained(FIGURE_5, **given | changes)
 
 
-def leak_of(defense: Defense, knowledge: Any, point: LeakPoint = api.EXAMPLE) -> Leak:
+def leak_of(defense: Defense, knowledge: Any, point: LeakPoint = EXAMPLE) -> Leak:
     """Of four digits, a client each."""
     images, labels = truth()
-    return api.leak(
+    return capture_leak(
         MODEL, images, labels, weights=WEIGHTS, defense=defense, knowledge=knowledge, point=point
     )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from leakbench import api
 from leakbench.architectures import build
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint
 from leakbench.data import load
 from leakbench.federated import train
@@ -34,7 +34,7 @@ def digits(n: int, device: str) -> tuple[Leak, torch.Tensor]:
     weights = model.init(generator(0, "weights"), torch.float32)
     weights = {name: value.to(device) for name, value in weights.items()}
     images = data.candidates[:n].to(device)
-    leak = api.leak(model, images, data.candidate_labels[:n].to(device), weights=weights)
+    leak = capture_leak(model, images, data.candidate_labels[:n].to(device), weights=weights)
     return leak, images
 
 

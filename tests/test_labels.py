@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import api, data
+from leakbench import data
 from leakbench.architectures import build
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint, Weights
 from leakbench.labels import infer, labels_of
 from leakbench.matching import sign_rule_labels
@@ -33,7 +34,7 @@ def make_leak(
     """What these batches leak on an untrained network."""
     model = build(name, (1, 28, 28), 10)
     weights = model.init(generator(network, "weights"), torch.float32)
-    return api.leak(model, images, labels, weights=weights, point=point)
+    return capture_leak(model, images, labels, weights=weights, point=point)
 
 
 def streams(n: int) -> VictimStreams:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import leakbench.api as lb
 from leakbench.architectures import build
 from leakbench.attacks.analytic import Analytic
 from leakbench.attacks.idlg import IDLG
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, Model
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
@@ -104,7 +104,7 @@ def test_the_gradient_of_one_output_in_closed_form() -> None:
 def leak_of(parameters: dict[str, Any]) -> tuple[Leak, Tensor, Tensor]:
     """What eight single rows leak without a defense."""
     model, weights, inputs, labels = network(parameters)
-    leak = lb.leak(model, inputs, labels, weights=weights)
+    leak = capture_leak(model, inputs, labels, weights=weights)
     return leak, inputs, labels
 
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakbench import api, architectures
+from leakbench import architectures
 from leakbench.attacks.cpl import CPL
 from leakbench.attacks.dlg import DLG
+from leakbench.capturing import capture_leak
 from leakbench.contracts import (
     Leak,
     LeakPoint,
@@ -544,11 +545,11 @@ def leak_of(model: SigmoidNet, victims: Sequence[int], dtype: torch.dtype) -> Le
     dataset = load("mnist")
     images, labels = dataset.candidates.to(dtype), dataset.candidate_labels
     alone = [
-        api.leak(model, images[[victim]], labels[[victim]], weights=weights).observed
+        capture_leak(model, images[[victim]], labels[[victim]], weights=weights).observed
         for victim in victims
     ]
     rows = list(victims)
-    whole = api.leak(model, images[rows], labels[rows], weights=weights)
+    whole = capture_leak(model, images[rows], labels[rows], weights=weights)
     seen = replace(whole.observations[0], gradients=concatenate(alone))
     return replace(whole, observations=(seen,))
 

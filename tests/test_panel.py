@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from leakbench import api, data, planning, registry, rescoring, runner, suite
+from leakbench import data, planning, registry, rescoring, runner, suite
 from leakbench.architectures import build
 from leakbench.attacks import panel as module
 from leakbench.attacks.panel import Panel
+from leakbench.capturing import capture_leak
 from leakbench.cli import app
 from leakbench.commands.panel import settings
 from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
@@ -57,7 +58,7 @@ class Says(Attack):
 def leak_of(count: int, defense: DPBaseline | None = None, **changes: Any) -> Leak:
     digits = data.load("mnist")
     model = build("cnn2", digits.input_shape, digits.classes)
-    return api.leak(
+    return capture_leak(
         model, digits.candidates[:count], digits.candidate_labels[:count],
         weights=model.init(generator(3, "weights"), torch.float32), defense=defense,
         knowledge="adaptive", grants=("labels", "public"), public=digits.public, **changes,

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import api, data, registry
+from leakbench import data, registry
 from leakbench.architectures import build
 from leakbench.attacks.gradinv import GradInv
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Context, Defense, Gradients, LeakPoint, Model, State
 from leakbench.defenses.batch_clipping_general import BatchClipGeneral
 from leakbench.defenses.prune import Prune
@@ -167,7 +168,7 @@ def test_values_are_the_hooks_own_and_the_derivative_is_the_plain_gradients(
     if point == LeakPoint():
         images, labels = images.transpose(0, 1), labels.T
     leaks = [
-        api.leak(
+        capture_leak(
             model, images, labels, weights=weights, defense=each, point=point,
             knowledge="adaptive", learning_rate=1.0,
         )
@@ -213,7 +214,7 @@ def test_forward_mode_goes_straight_through_as_well() -> None:
 def test_an_attacker_who_follows_straight_through_finds_what_signs_hide() -> None:
     """Without a derivative the loss never fell: identified naive .50, adaptive .00."""
     digits, (model, weights) = data.load("mnist"), network()
-    leak = api.leak(
+    leak = capture_leak(
         model, digits.candidates[:2], digits.candidate_labels[:2],
         weights=weights, defense=Sign(), knowledge="adaptive", grants=("labels",),
     )  # fmt: skip

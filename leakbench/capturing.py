@@ -1,9 +1,6 @@
-"""What a notebook imports: one function makes a leak, by the same path as every trial.
+"""Makes a leak of given examples, by the same path as every trial: all that an attack is given.
 
-import leakbench.api as lb
-from leakbench.defenses.dp_baseline import DPBaseline
-
-leak = lb.leak(model, x, y, weights=weights, defense=DPBaseline(), knowledge="adaptive")
+`leakbench.leak` builds on it for modules and data of one's own, and remembers the truth.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ EXAMPLE = LeakPoint()
 """The gradient of a single example, inside a local step."""
 
 
-def leak(
+def capture_leak(
     model: Model,
     x: Tensor,
     y: Tensor,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leakbench import api, data
+from leakbench import data
 from leakbench.architectures import build
+from leakbench.capturing import capture_leak
 from leakbench.contracts import Context, LeakPoint, Weights
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.defenses.quantile_clip import QuantileClip
@@ -23,7 +22,6 @@ DIGITS = data.load("mnist")
 MODEL = build("cnn2", (1, 28, 28), 10)
 WEIGHTS = MODEL.init(generator(0, "weights"), torch.float64)
 X, Y = DIGITS.candidates[:6].double(), DIGITS.candidate_labels[:6]
-DOC = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 
 
 def gradient(weights: Weights, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -34,13 +32,13 @@ def gradient(weights: Weights, images: Tensor, labels: Tensor) -> dict[str, Tens
 
 
 def test_single_examples_leak_their_gradients() -> None:
-    leak = api.leak(MODEL, X, Y, weights=WEIGHTS)
+    leak = capture_leak(MODEL, X, Y, weights=WEIGHTS)
     assert (leak.n, leak.batch_size, leak.classes, leak.input_shape) == (6, 1, 10, (1, 28, 28))
     assert leak.noise_std is None and leak.labels is None and leak.learning_rate is None
     for row in range(6):
         for name, value in gradient(WEIGHTS, X[[row]], Y[[row]]).items():
             torch.testing.assert_close(leak.observed.tensors[name][row], value)
-    some = api.leak(MODEL, X, Y, weights=WEIGHTS, victims=torch.tensor([[0, 4], [0, 1]]))
+    some = capture_leak(MODEL, X, Y, weights=WEIGHTS, victims=torch.tensor([[0, 4], [0, 1]]))
     for name, value in some.observed.tensors.items():
         assert torch.equal(value, leak.observed.tensors[name][[4, 1]])
 
@@ -49,7 +47,7 @@ def test_single_examples_leak_their_gradients() -> None:
 def test_an_update_is_that_of_local_steps_by_hand(type: Any) -> None:
     """Two clients, three steps of one example each, in the units of a gradient."""
     rate = 0.5
-    leak = api.leak(
+    leak = capture_leak(
         MODEL, X.unflatten(0, (2, 3)), Y.unflatten(0, (2, 3)), weights=WEIGHTS,
         point=LeakPoint(type=type), local_steps=3, learning_rate=rate,
     )  # fmt: skip
@@ -67,7 +65,7 @@ def test_an_update_is_that_of_local_steps_by_hand(type: Any) -> None:
 def test_the_adaptive_attacker_knows_the_defense_and_its_noise() -> None:
     defense = DPBaseline(clip=0.01, noise_multiplier=0.5)
     leaks = {
-        knowledge: api.leak(MODEL, X, Y, weights=WEIGHTS, defense=defense, knowledge=knowledge)
+        knowledge: capture_leak(MODEL, X, Y, weights=WEIGHTS, defense=defense, knowledge=knowledge)
         for knowledge in ("naive", "adaptive")
     }
     naive, adaptive = leaks["naive"], leaks["adaptive"]
@@ -88,13 +86,13 @@ def test_the_adaptive_attacker_knows_the_defense_and_its_noise() -> None:
         X[:, None], Y[:, None], rows
     ).flatten()  # fmt: skip
     assert float(noise.std()) == pytest.approx(0.005, rel=0.02)
-    other = api.leak(MODEL, X, Y, weights=WEIGHTS, defense=defense, seed=1)
+    other = capture_leak(MODEL, X, Y, weights=WEIGHTS, defense=defense, seed=1)
     assert not torch.equal(other.observed.flatten(), naive.observed.flatten())
 
 
 def test_several_weights_are_looks_with_noise_of_their_own() -> None:
     second = {name: 1.1 * value for name, value in WEIGHTS.items()}
-    leak = api.leak(
+    leak = capture_leak(
         MODEL, X, Y, weights=[WEIGHTS, second], defense=QuantileClip(), knowledge="adaptive"
     )
     assert leak.observations[1].weights["dense.bias"] is second["dense.bias"]
@@ -109,7 +107,7 @@ def test_several_weights_are_looks_with_noise_of_their_own() -> None:
 
 def test_what_is_granted_is_there() -> None:
     public = DIGITS.public[:5].double()
-    leak = api.leak(
+    leak = capture_leak(
         MODEL, X, Y, weights=WEIGHTS, grants=("labels", "candidates", "public"),
         candidates=(X, Y), public=public, victims=torch.tensor([[0, 3]]),
     )  # fmt: skip
@@ -136,7 +134,7 @@ def test_what_is_granted_is_there() -> None:
 def test_a_leak_that_cannot_be_is_one_sentence(changes: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"x": X, "y": Y, "weights": WEIGHTS} | changes
     with pytest.raises(LeakbenchError, match=f"^leak: {said}") as caught:
-        api.leak(MODEL, **given)
+        capture_leak(MODEL, **given)
     assert "\n" not in str(caught.value)
 
 
@@ -148,10 +146,3 @@ def test_a_context_must_say_what_a_defense_protects_by(missing: str) -> None:
     del whole[missing]
     with pytest.raises(TypeError, match=missing):
         Context(**whole)
-
-
-def test_the_example_of_the_documentation_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert bool((names["error"] < 1e-2).all())
