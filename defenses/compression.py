@@ -152,8 +152,8 @@ class Quantise(Compression):
     With b > 1 bits every coordinate is rounded to the nearest of 2^b - 1 levels k m / (2^(b-1) - 1)
     for m the tensor's largest absolute value. With 1 bit it is the sign times the tensor's mean
     absolute value (Seide et al. 2014), 0 counting as positive. Rounding is to the nearest, nothing
-    is random. A tensor of zeros stays zero; inf or nan make the whole tensor nan. Rounding has no
-    derivative: an adaptive attacker replays it straight through.
+    is random. A tensor of zeros stays zero; inf or nan make the whole tensor nan (1 bit: inf makes
+    it infinite). Rounding has no derivative: an adaptive attacker replays it straight through.
 
     Args:
         bits: a coordinate, 8, 4 or 1.
@@ -165,9 +165,9 @@ class Quantise(Compression):
     bits: int = 8
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 4, 1):
-            raise LeakbenchError(f"quantise: bits must be 8, 4 or 1, got {self.bits!r}")
         check_kinds(self)
+        if self.bits not in (8, 4, 1):
+            raise LeakbenchError(f"quantise: bits must be 8, 4 or 1, got {self.bits}")
 
     def compressed(self, gradients: Gradients, context: Context) -> Gradients:
         leading = len(gradients.axes)
