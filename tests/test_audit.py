@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
-from leakbench import audit as module
 from leakbench import data
 from leakbench.architectures import build
-from leakbench.audit import POINTS, Audit, audit, bracket, canary_at, check
+from leakbench.audits import canary as module
+from leakbench.audits.canary import POINTS, Audit, audit, bracket, canary_at, check
 from leakbench.clipping import clip_tensors
 from leakbench.contracts import (
     Context,

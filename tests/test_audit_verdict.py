@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from leakbench.audit import Audit, audit, canary_at, check
+from leakbench.audits.canary import Audit, audit, canary_at, check
 from leakbench.contracts import Guarantee, Observer, Setting, Weights
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.errors import LeakbenchError

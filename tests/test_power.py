@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from leakbench.audit import audit, canary_at
+from leakbench.audits.canary import audit, canary_at
 from leakbench.contracts import Setting
 from leakbench.defenses.dp_baseline import DPBaseline
 from leakbench.errors import LeakbenchError

@@ -16,7 +16,7 @@ from scipy.stats import beta, norm
 from torch import Tensor
 
 from leakbench import registry
-from leakbench.audit import audit, canary_at, check
+from leakbench.audits.canary import audit, canary_at, check
 from leakbench.contracts import (
     Context,
     Defense,
