@@ -34,7 +34,7 @@ DENSE_UNKNOWNS, DENSE_NUMBERS = 4096, 2**27
 """Up to so many unknowns, and numbers in J, the normal equations are written down."""
 PRODUCTS = 100
 """Products with A in a step beyond that."""
-TOGETHER = 2**21
+NUMBERS_AT_ONCE = 2**21
 """Numbers in the columns of J that are pushed in one call: more fall out of a core's cache."""
 NEAR = 1e-6
 """A loss relative to what was observed below which the Jacobian is in double precision."""
@@ -211,7 +211,7 @@ def _is_dense(unknowns: int, parameters: int) -> bool:
 
 def _together(unknowns: int, parameters: int) -> int:
     """Columns that are pushed in one call."""
-    return max(8, min(unknowns, TOGETHER // parameters))
+    return max(8, min(unknowns, NUMBERS_AT_ONCE // parameters))
 
 
 def _cost_of_matrix(unknowns: int, parameters: int) -> int:
@@ -392,14 +392,14 @@ class _Problem:
         return torch.float32 if far else torch.float64
 
     def _jacobian(self, look: Observation, point: Tensor, dtype: torch.dtype) -> Tensor:
-        """J^T (d, q) in `dtype`, in coordinates that hold all there is in it: see `Tangents`."""
+        """J^T (d, q) in `dtype`, in coordinates that hold all of it: see `TangentSpace`."""
         unknowns = len(point)
         together = _together(unknowns, self.parameters)
         # Any direction that is zero nowhere: what its derivative lacks, no column has.
         probe = torch.sin(1.0 + torch.arange(unknowns, dtype=point.dtype, device=point.device))
         value, along = self._pushed(look, point, probe[None])
         spaces = {
-            name: Tangents.at(gradient, along[name][0], self.shape[1])
+            name: TangentSpace.at(gradient, along[name][0], self.shape[1])
             for name, gradient in value.items()
         }
         parts: list[Tensor] = []
@@ -445,7 +445,7 @@ class _Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Tangents:
+class TangentSpace:
     """Coordinates for the derivatives of a parameter's gradient that leave out what is always 0.
 
     The gradient of a dense layer on B examples has rank B at most, wherever the input moves: with
@@ -462,7 +462,7 @@ class Tangents:
     right: Tensor | None
 
     @classmethod
-    def at(cls, gradient: Tensor, derivative: Tensor, batch: int) -> Tangents:
+    def at(cls, gradient: Tensor, derivative: Tensor, batch: int) -> TangentSpace:
         """For a gradient (*parameter shape) of `batch` examples, and its derivative in a direction
         that says something of all columns."""
         everything = cls(None, None)

@@ -32,6 +32,7 @@ from leakbench.data import partitions
 from leakbench.data.partitions import Shares
 from leakbench.errors import LeakbenchError
 from leakbench.preparation import Normaliser, Preparation
+from leakbench.pytrees import joined
 from leakbench.sampling import Step, partition, sample
 from leakbench.training import Round, run_round
 from leakbench.training_log import RoundLog, RoundObserver
@@ -302,7 +303,7 @@ def _run_groups(
     return Round(
         tapped=None,
         weights={k: weights[k] + v for k, v in change.items()},
-        state=_of_all([each.state for each in rounds]) if _merges(defense) else rounds[-1].state,
+        state=joined([each.state for each in rounds]) if _merges(defense) else rounds[-1].state,
         change=change,
     )
 
@@ -310,23 +311,6 @@ def _run_groups(
 def _merges(defense: Defense) -> bool:
     """Whether its state has a client axis after a round."""
     return type(defense).merge is not Defense.merge
-
-
-def _of_all(states: Sequence[State]) -> State:
-    """States of groups of clients, every tensor of which has a leading client axis, as one."""
-    first = states[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(states))
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first)]
-        return dataclasses.replace(
-            first, **{k: _of_all([getattr(state, k) for state in states]) for k in names}
-        )
-    if isinstance(first, Mapping):
-        return {key: _of_all([state[key] for state in states]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_of_all(parts) for parts in zip(*states, strict=True))
-    return first
 
 
 def _factors(clients: Sequence[int], shares: Shares, schedule: Schedule) -> Tensor | None:

@@ -68,18 +68,6 @@ class Held:
     images: int
 
 
-def bound_of(
-    observations: Sequence[Observation],
-    noise_stds: Sequence[Mapping[str, float] | None],
-    image: Tensor,
-    label: Tensor,
-    prior: GaussianPrior,
-) -> Bound:
-    """The bound of one victim; the arguments are those of `held_by` and `bound_under`."""
-    held = held_by(observations, image, label)
-    return Bound() if held is None else bound_under(held, noise_stds, prior)
-
-
 def held_by(observations: Sequence[Observation], image: Tensor, label: Tensor) -> Held | None:
     """What the looks hold of one victim before any noise; None of images above `LARGEST`,
     or where it takes more than `NUMBERS`.

@@ -6,7 +6,7 @@ without noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,11 +20,11 @@ from leakbench.contracts import (
     Model,
     Observation,
     Replay,
-    State,
     concatenate,
 )
 from leakbench.gradients import per_example
 from leakbench.optim import PAD, with_copies
+from leakbench.pytrees import in_float64
 from leakbench.training import Batch, in_gradient_units, run_round
 from leakbench.weights import computed_alone
 
@@ -201,7 +201,9 @@ class Simulator:
             if not large:  # no hook's result depends on how many there are
                 chosen = with_copies(chosen)
             replay = self.replays[number]
-            state, known = _state_in(inputs.dtype, replay.state), replay.context
+            state, known = replay.state, replay.context
+            if inputs.dtype == torch.float64:
+                state = in_float64(state)
             reads = replay.defense.reads_observation
             context = replace(
                 known,
@@ -251,16 +253,3 @@ def _in_type_of(inputs: Tensor, seen: Observation, labels: Tensor) -> tuple[Obse
 def _copies(count: int, *values: Tensor) -> tuple[Tensor, ...]:
     """Each of `values`, of one victim, for `count` victims."""
     return tuple(value.expand(count, *value.shape[1:]) for value in values)
-
-
-def _state_in(dtype: torch.dtype, state: State) -> State:
-    """A replay's state with its float32 tensors in float64, where that is `dtype`."""
-    if dtype != torch.float64:
-        return state
-    if isinstance(state, Tensor):
-        return state.double() if state.dtype == torch.float32 else state
-    if isinstance(state, Mapping):
-        return {key: _state_in(dtype, value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_state_in(dtype, value) for value in state)
-    return state

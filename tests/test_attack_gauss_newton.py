@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool2d
 
 from leakbench.architectures import build
 from leakbench.attacks import gauss_newton
-from leakbench.attacks.gauss_newton import GaussNewton, Tangents
+from leakbench.attacks.gauss_newton import GaussNewton, TangentSpace
 from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint, Reconstruction
 from leakbench.data import load
@@ -234,16 +234,16 @@ def test_coordinates_keep_the_inner_products_of_a_dense_layer(batch: int) -> Non
 
     up, down = normal(8, batch), normal(batch, 30)
     moved = torch.stack([normal(8, batch) @ down + up @ normal(batch, 30) for _ in range(5)])
-    space = Tangents.at(up @ down, moved[0], batch)
+    space = TangentSpace.at(up @ down, moved[0], batch)
     found = space.of(moved)
     assert found.shape == (5, batch * (8 + 30))
     flat = moved.flatten(1)
     assert torch.allclose(found @ found.T, flat @ flat.T, rtol=1e-12)
     anything = normal(1, 8, 30)
     assert torch.allclose(found @ space.of(anything)[0], flat @ anything.flatten(), rtol=1e-12)
-    outside = Tangents.at(up @ down, normal(8, 30), batch)
+    outside = TangentSpace.at(up @ down, normal(8, 30), batch)
     assert outside.left is None
-    assert Tangents.at(normal(8, 30), moved[0], batch).left is None
+    assert TangentSpace.at(normal(8, 30), moved[0], batch).left is None
 
 
 def test_half_of_a_gram_matrix_is_computed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from leakbench import data, information, registry
 from leakbench.architectures import build
 from leakbench.contracts import Defense, Gradients, LeakPoint, Observation
-from leakbench.information import LARGEST, Bound, bound_of
+from leakbench.information import LARGEST, Bound, bound_under, held_by
 from leakbench.leaking import Tap
 from leakbench.losses import Loss
 from leakbench.priors import GaussianPrior
@@ -59,6 +59,17 @@ def _toy() -> tuple[Observation, Tensor, Tensor, GaussianPrior]:
         covariance=0.05 * root @ root.mT + 0.01 * torch.eye(PIXELS, dtype=torch.float64),
     )
     return seen, 2 * matrix / OUTPUTS, torch.full((1, PIXELS), 0.5).double(), prior
+
+
+def bound_of(
+    observations: Sequence[Observation],
+    noise_stds: Sequence[Mapping[str, float] | None],
+    image: Tensor,
+    label: Tensor,
+    prior: GaussianPrior,
+) -> Bound:
+    held = held_by(observations, image, label)
+    return Bound() if held is None else bound_under(held, noise_stds, prior)
 
 
 def _toy_bound(seen: Observation, image: Tensor, prior: GaussianPrior, looks: int = 1) -> Bound:

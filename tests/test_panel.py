@@ -285,6 +285,7 @@ def test_options_become_settings_of_the_suite() -> None:
     [
         ("dp_baseline", ["clip"], "KEY=VALUE"),
         ("dp_baseline", ["clop=1"], "clop"),
+        ("dp_baseline", ["clip=1", "clip = 2"], "clip is given twice"),
         ("nobody", [], "nobody"),
         ('a"b', [], "list"),
     ],

@@ -336,8 +336,15 @@ def _print_ceilings(named: Sequence[Ceiling]) -> None:
         for each in named
     ]
     prior = named[0].prior
-    print(f"\nNaming the right one, with chance {prior:g} (1 in {1 / prior:,.4g}) without a look:")
+    guess = f"{prior:g} (1 in {_whole(1 / prior)})"
+    print(f"\nNaming the right one, with chance {guess} without a look:")
     print_columns(["observer", "looks", "level", "at most", "notes"], lines)
+
+
+def _whole(count: float) -> str:
+    """A count in all its digits, or with four where it is no whole number."""
+    near = round(count)
+    return f"{near:,}" if math.isclose(count, near, rel_tol=1e-9) else f"{count:,.4g}"
 
 
 def _rounded_up(chance: float) -> str:

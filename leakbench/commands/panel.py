@@ -88,16 +88,21 @@ def settings(defense: str, parameters: list[str], profile: str, victims: int | N
     """The command's options as settings of the suite.
 
     Raises:
-        LeakbenchError: a parameter that is not KEY=VALUE, or a name with a quote in it.
+        LeakbenchError: a parameter that is not KEY=VALUE or is given twice; a name with a quote.
     """
     if '"' in defense or "\\" in defense:
         raise LeakbenchError(f"panel: no defense is called {defense!r}; see `leakbench list`")
     row = f"defenses.{ROW}"
     found = [f'{row}.name="{defense}"', f'{row}.label="{defense}"', f"{row}.parameters={{}}"]
+    named = set()
     for given in parameters:
         name, equals, _ = given.partition("=")
-        if not equals or not name.strip().isidentifier():
+        name = name.strip()
+        if not equals or not name.isidentifier():
             raise LeakbenchError(f"--parameters {given!a}: write KEY=VALUE, for instance clip=4.0")
+        if name in named:
+            raise LeakbenchError(f"--parameters: {name} is given twice; allowed: once")
+        named.add(name)
         found.append(f"{row}.parameters.{given}")
     if victims is not None:
         found.append(f"profiles.{profile}.victims={victims}")
