@@ -1,20 +1,45 @@
 """leakbench: how much private training data does a gradient leak?
 
-Importing this package is cheap: nothing here imports torch. It settles the arithmetic that torch
-will use, so import it before torch where bits matter (see `leakbench.arithmetic`).
+    import leakbench as lb
+
+    leak = lb.leak(model, x, y, loss="bce", observer="type1", local_steps=2)
+    lb.attack(leak, "cpl", restarts=4).score()
+
+Importing this package is cheap: nothing here imports torch before it is used. It settles the
+arithmetic that torch will use, so import it before torch where bits matter (see
+`leakbench.arithmetic`).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import leakbench.arithmetic  # noqa: F401  settles it
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from leakbench.api import attack, check_attack, check_defense, leak
+
+_PLACES = {
+    "attack": "leakbench.api",
+    "check_attack": "leakbench.api",
+    "check_defense": "leakbench.api",
+    "leak": "leakbench.api",
+}
+"""Where each name of the library is defined: it is imported when it is asked for."""
+
+__all__ = ["__version__", "attack", "check_attack", "check_defense", "leak"]
 
 
 def __getattr__(name: str) -> Any:
-    """Look the version up when it is asked for; it is written in pyproject.toml only."""
+    """Import a name when it is asked for; the version is written in pyproject.toml only."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("leakbench")
+    if name in _PLACES:
+        from importlib import import_module
+
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Defense, Leak, LeakPoint, Model, Observation, Weights
+from leakbench.contracts import (
+    Defense,
+    Gradients,
+    Leak,
+    LeakPoint,
+    Model,
+    Observation,
+    Weights,
+)
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.spec import Grant, Knowledge
@@ -77,6 +85,48 @@ def capture_leak(
     """
     if knowledge not in ("naive", "adaptive"):
         raise unknown_name("knowledge", knowledge, ("naive", "adaptive"), "leak")
+    views = capture_views(
+        model, x, y,
+        weights=weights, defense=defense, point=point, local_steps=local_steps,
+        learning_rate=learning_rate, rounds=rounds, victims=victims, grants=grants,
+        candidates=candidates, public=public, public_labels=public_labels,
+        input_range=input_range, classes=classes, seed=seed, axes=axes, attackers=(knowledge,),
+    )  # fmt: skip
+    return views[knowledge]
+
+
+def capture_views(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    *,
+    weights: Weights | Sequence[Weights],
+    defense: Defense | None = None,
+    point: LeakPoint = EXAMPLE,
+    local_steps: int = 1,
+    learning_rate: float = 0.1,
+    rounds: int = 1,
+    victims: Tensor | None = None,
+    grants: Collection[Grant] = (),
+    candidates: tuple[Tensor, Tensor] | None = None,
+    public: Tensor | None = None,
+    public_labels: Tensor | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
+    classes: int | None = None,
+    seed: int = 0,
+    axes: tuple[str | int, ...] = (),
+    sent: Mapping[str, Tensor] | None = None,
+    attackers: Collection[Knowledge] = ("naive", "adaptive"),
+) -> dict[Knowledge, Leak]:
+    """The same gradients as a naive and as an adaptive attacker are given them.
+
+    Args:
+        sent: parameter name -> (victims, *its shape) in the units of a gradient, what a training
+            really gave away in the first look; nothing is simulated then but the attacker's view.
+        attackers: which of the two are wanted.
+
+    The others, and Raises: as `capture_leak`.
+    """
     require_at_least("leak", 1, local_steps=local_steps, rounds=rounds)
     if y.ndim == 1:
         x, y = x[None], y[None]
@@ -121,29 +171,42 @@ def capture_leak(
     several = [weights] if isinstance(weights, Mapping) else list(weights)
     if not several:
         raise LeakbenchError("leak: weights are of no look; give those of one at least")
-    observations, looks, adaptive = [], [], knowledge == "adaptive"
+    seen: dict[Knowledge, list[Observation]] = {knowledge: [] for knowledge in attackers}
+    looks = []
     for number, used in enumerate(several):
         begun = tap.begin(defense, used)
         look = tap.look(defense, used, begun, point.round + number, known_gradients)
-        gradients = tap.capture(
-            defense, look, batches,
-            clients=range(len(y)),
-            noise=NoiseStreams(seed, axes + (("look", number) if number else ())),
-            victims=victims,
-        )  # fmt: skip
-        replay = tap.replay(defense, look) if adaptive else tap.naive_replay(look)
-        observations.append(tap.observation(used, gradients, [replay]))
+        if sent is not None and not number:
+            gradients = Gradients(dict(sent), ("client",))
+        else:
+            gradients = tap.capture(
+                defense, look, batches,
+                clients=range(len(y)),
+                noise=NoiseStreams(seed, axes + (("look", number) if number else ())),
+                victims=victims,
+            )  # fmt: skip
+        for knowledge, observations in seen.items():
+            replay = tap.naive_replay(look) if knowledge == "naive" else tap.replay(defense, look)
+            observations.append(tap.observation(used, gradients, [replay]))
         looks.append(look)
     labels = y if victims is None else y[victims[:, 0], victims[:, 1]][:, None]
-    return tap.leak(
-        observations,
-        round=point.round,
-        input_shape=tuple(x.shape[2:]),
-        input_range=input_range,
-        classes=_classes(model, several[0]) if classes is None else classes,
-        noise_std=_known_noise(tap, defense, looks[0], observations[0]) if adaptive else None,
-        granted=_granted(grants, labels, candidates, public),
-    )
+    granted = _granted(grants, labels, candidates, public)
+    return {
+        knowledge: tap.leak(
+            observations,
+            round=point.round,
+            input_shape=tuple(x.shape[2:]),
+            input_range=input_range,
+            classes=_classes(model, several[0]) if classes is None else classes,
+            noise_std=(
+                None
+                if knowledge == "naive"
+                else _known_noise(tap, defense, looks[0], observations[0])
+            ),
+            granted=granted,
+        )
+        for knowledge, observations in seen.items()
+    }
 
 
 def _classes(model: Model, weights: Weights) -> int:

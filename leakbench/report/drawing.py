@@ -117,12 +117,22 @@ def layout(rows: Sequence[Row], columns: Sequence[Column], legend_lines: int) ->
 # ------------------------------------------------------------------------------ drawing
 
 
-class _Sheet:
+class Sheet(Figure):
+    """A figure that a notebook shows, whatever its backend."""
+
+    def _repr_png_(self) -> bytes:
+        """The file, without the version of matplotlib that it would carry by default."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+class _Drawing:
     """A figure that is drawn on in whole pixels from the top left."""
 
     def __init__(self, place: Layout) -> None:
         self.place = place
-        self.figure = Figure(figsize=(place.width / DPI, place.height / DPI), dpi=DPI)
+        self.figure = Sheet(figsize=(place.width / DPI, place.height / DPI), dpi=DPI)
         self.figure.patch.set_facecolor("white")
 
     def text(
@@ -178,12 +188,6 @@ class _Sheet:
             Rectangle((left, bottom), width, height, facecolor=colour, linewidth=0, zorder=-1)
         )
 
-    def png(self) -> bytes:
-        """The file, without the version of matplotlib that it would carry by default."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-        return buffer.getvalue()
-
     def _share(
         self, left: float, top: float, width: float, height: float
     ) -> tuple[float, float, float, float]:
@@ -196,17 +200,23 @@ def render(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]
     """The PNG of these rows, with the lines of the legend below; the same ones give the same."""
     # A user's matplotlibrc must not change the bytes; fonts are looked up while drawing.
     with matplotlib.style.context("default"):
-        sheet = _Sheet(layout(rows, columns, len(legend)))
+        return sheet_of(columns, rows, legend)._repr_png_()
+
+
+def sheet_of(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]) -> Sheet:
+    """The figure of these rows, with the lines of the legend below."""
+    with matplotlib.style.context("default"):
+        sheet = _Drawing(layout(rows, columns, len(legend)))
         _heads(sheet, columns)
         for number, row in enumerate(rows):
             _row(sheet, number, row)
         bottom = sheet.place.height - MARGIN - LEGEND_LINE * len(legend)
         for number, line in enumerate(legend):
             sheet.text(MARGIN, bottom + LEGEND_LINE * number, line, colour=FAINT)
-        return sheet.png()
+        return sheet.figure
 
 
-def _heads(sheet: _Sheet, columns: Sequence[Column]) -> None:
+def _heads(sheet: _Drawing, columns: Sequence[Column]) -> None:
     """Method over all its columns, attacker over each."""
     lefts, base = sheet.place.lefts, MARGIN + HEADER - 12
     for left, column in zip(lefts, columns, strict=True):
@@ -225,7 +235,7 @@ def _heads(sheet: _Sheet, columns: Sequence[Column]) -> None:
         sheet.rule(left, right, base - 17)
 
 
-def _row(sheet: _Sheet, number: int, row: Row) -> None:
+def _row(sheet: _Drawing, number: int, row: Row) -> None:
     name, *details = row.label
     y = top = sheet.place.tops[number]
     for line in textwrap.wrap(name, LABEL_LETTERS):
@@ -242,7 +252,7 @@ def _row(sheet: _Sheet, number: int, row: Row) -> None:
         _picture(sheet, sheet.place.box(number, column), picture)
 
 
-def _picture(sheet: _Sheet, box: Box, picture: Picture) -> None:
+def _picture(sheet: _Drawing, box: Box, picture: Picture) -> None:
     middle = box.left + box.width / 2
     if picture.image is None:
         text, y = picture.caption or "-", box.top + box.height / 2

@@ -106,7 +106,7 @@ def _rows(
             text = f"not run: {reason}" if reason else "no trial to show yet"
             rows.append(Row(label=(label,), text=text))
             continue
-        shelf = _Shelf(run, warnings)
+        shelf = Shelf(run, warnings)
         for quantile in plan.gallery.quantiles:
             chosen = pick(_of(reference, records), quantile)
             if chosen is None:
@@ -171,7 +171,7 @@ class Original:
     mean: Image
 
 
-class _Shelf:
+class Shelf:
     """Pictures from the files of a run; each file is read once."""
 
     def __init__(self, run: Run, warnings: list[str]) -> None:
@@ -248,10 +248,10 @@ def _pictures(
     alike: Mapping[tuple[str, str], Record],
     columns: Sequence[Column],
     rule: LabelledRule | None,
-    shelf: _Shelf,
+    shelf: Shelf,
 ) -> tuple[Picture, ...]:
     fixed = {
-        "original": Picture(image=_shown(original.image), caption="MSE / SSIM"),
+        "original": Picture(image=shown(original.image), caption="MSE / SSIM"),
         "start image": _compared(shelf.picture(chosen, "start"), original.image),
         "mean image": _compared(original.mean, original.image),
     }
@@ -268,11 +268,11 @@ def _compared(image: Image | None, truth: Image) -> Picture:
     if image is None or image.shape != truth.shape:
         return Picture(image=None, caption="")
     similarity = structural_similarity(image, truth) if image.ndim == 3 else None
-    caption = _numbers(squared_error(image, truth), similarity)
-    return Picture(image=_shown(image), caption=caption)
+    caption = under(squared_error(image, truth), similarity)
+    return Picture(image=shown(image), caption=caption)
 
 
-def _shown(image: Image | None) -> Image | None:
+def shown(image: Image | None) -> Image | None:
     """An image as it is; a row of a table as gray fields, line by line, the rest of them white."""
     if image is None or image.ndim == 3:
         return image
@@ -282,20 +282,20 @@ def _shown(image: Image | None) -> Image | None:
     return fields.reshape(1, -1, side)
 
 
-def _reconstruction(record: Record | None, rule: LabelledRule | None, shelf: _Shelf) -> Picture:
+def _reconstruction(record: Record | None, rule: LabelledRule | None, shelf: Shelf) -> Picture:
     if record is None:
         return Picture(image=None, caption="")
     if record["status"] not in JUDGED:
         return Picture(image=None, caption=str(record["status"]))
     mse = math.inf if record["mse_raw"] is None else record["mse_raw"]
     return Picture(
-        image=_shown(shelf.picture(record, "inputs")),
-        caption=_numbers(mse, record["ssim"]),
+        image=shown(shelf.picture(record, "inputs")),
+        caption=under(mse, record["ssim"]),
         success=rule is not None and rule.met(record),
     )
 
 
-def _numbers(mse: float, ssim: float | None) -> str:
+def under(mse: float, ssim: float | None) -> str:
     known = "-" if ssim is None or math.isnan(ssim) else f"{round(ssim, 2) + 0.0:.2f}"
     return f"{compact(mse)} / {known}"
 

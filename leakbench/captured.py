@@ -1,0 +1,124 @@
+"""A leak in the hands of the one who audits it: what attackers are given, and the truth, apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakbench.contracts import Gradients, Leak, LeakPoint
+from leakbench.spec import Grant, Knowledge
+from leakbench.streams import generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Inputs (n, *input shape), and labels (n,) where they are known."""
+
+    inputs: Tensor
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CapturedLeak:
+    """What a training gave away of known examples; see `api.leak`.
+
+    Attributes:
+        views: what a naive and an adaptive attacker are given: the same gradients.
+        truth, truth_labels: (n, B, *input shape) and (n, B) behind the n gradients; no attack sees
+            them, but in a list of candidates, and labels where they are granted.
+        candidates: the list that holds the victims, where one is given.
+        public: inputs of the same kind, where there are some.
+        labels_known: whether attackers are told the labels.
+        seed: names the attackers' random numbers.
+        notes: what a reader of results should know, one sentence each.
+    """
+
+    views: Mapping[Knowledge, Leak]
+    truth: Tensor
+    truth_labels: Tensor
+    candidates: Examples | None = None
+    public: Examples | None = None
+    labels_known: bool = False
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """Number of gradients; each was made of one example, or of a client's."""
+        return len(self.truth)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples behind each gradient."""
+        return self.truth.shape[1]
+
+    @property
+    def point(self) -> LeakPoint:
+        """Where it was read."""
+        return self.views["naive"].point
+
+    @property
+    def gradients(self) -> Gradients:
+        """What leaked: parameter name -> (n, *its shape), updates in the units of a gradient."""
+        return self.views["naive"].observed
+
+    @property
+    def input_range(self) -> tuple[float, float]:
+        """Least and greatest value of an input."""
+        return self.views["naive"].input_range
+
+    def seen_by(self, knowledge: Knowledge, requires: Collection[Grant] = ()) -> Leak:
+        """All that an attack is given, which `requires` grants.
+
+        An attack that needs a list of candidates, where none was given, gets the victims' own
+        examples and the labelled public ones, in an order that does not tell which are which.
+        """
+        leak = self.views[knowledge]
+        if self.labels_known:
+            leak = replace(leak, labels=self.truth_labels.clone())
+        if self.public is not None:
+            leak = replace(leak, public=self.public.inputs.clone())
+        listed = self.candidates
+        if listed is None and "candidates" in requires:
+            listed = self._own_list()
+        if listed is not None:
+            assert listed.labels is not None  # `api.leak` asks for them
+            leak = replace(
+                leak,
+                candidates=listed.inputs.clone(),
+                candidate_labels=listed.labels.clone(),
+            )
+        return leak
+
+    def own_list_note(self) -> str:
+        """What the list of candidates is that `seen_by` makes, as a sentence."""
+        others = 0
+        if self.public is not None and self.public.labels is not None:
+            others = len(self.public.inputs)
+        own = self.truth_labels.numel()
+        return (
+            f"no candidates were given: the list is the {own} victims' own examples and {others} "
+            "public ones"
+        )
+
+    def _own_list(self) -> Examples:
+        inputs, labels = self.truth.flatten(0, 1), self.truth_labels.flatten()
+        if self.public is not None and self.public.labels is not None:
+            inputs = torch.cat([inputs, self.public.inputs])
+            labels = torch.cat([labels, self.public.labels])
+        order = torch.randperm(len(inputs), generator=generator(self.seed, "candidate list"))
+        order = order.to(inputs.device)
+        return Examples(inputs=inputs[order], labels=labels[order])
+
+    def __repr__(self) -> str:
+        """What a notebook shows: sizes, not tensors."""
+        parameters = sum(value[0].numel() for value in self.gradients.tensors.values())
+        lines = [
+            f"Leak of {self.n} gradient{'s' * (self.n > 1)} at {self.point}, "
+            f"{self.batch_size} example{'s' * (self.batch_size > 1)} each, "
+            f"{parameters:,} numbers a gradient"
+        ]
+        return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
