@@ -133,15 +133,14 @@ def leak(
             f"leak: x is {x.dtype}; allowed: floating point, scaled as the model sees it"
         )
     y = _labels(y, x)
-    user, several = _network(model, x, y, loss, weights, mode, head, device)
-    first = several[0]
-    like = next(iter(first.values()))
     own = _Givens(
-        x=x.to(like), y=y.to(like.device),
-        candidates=_examples("candidates", candidates, like),
-        public=_examples("public", public, like),
+        x=x, y=y,
+        candidates=_examples("candidates", candidates), public=_examples("public", public),
     )  # fmt: skip
     span, notes = _range(own, input_range)
+    user, several = _network(model, x, y, loss, weights, mode, head, device)
+    first = several[0]
+    own = own.to(next(iter(first.values())))
     if classes is None:
         classes = _classes(user, first)
     _require_labels(own, classes)
@@ -154,7 +153,7 @@ def leak(
             public=None if own.public is None else own.public.inputs,
             public_labels=None if own.public is None else own.public.labels,
             input_range=span, classes=classes, seed=seed,
-            sent=None if sent is None else {k: v.detach().to(like) for k, v in sent.items()},
+            sent=None if sent is None else {k: v.detach().to(own.x) for k, v in sent.items()},
         )  # fmt: skip
     except (RuntimeError, NotImplementedError) as error:
         raise LeakbenchError(f"model: its gradients fail: {one_line(error)}") from error
@@ -267,12 +266,28 @@ def resolved(defense: Protected | None) -> Defense:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Givens:
-    """Data in the type and on the device of the model."""
+    """Examples of all kinds."""
 
     x: Tensor
     y: Tensor
     candidates: Examples | None
     public: Examples | None
+
+    def to(self, like: Tensor) -> _Givens:
+        """In the type and on the device of the model's weights."""
+        return _Givens(
+            x=self.x.to(like),
+            y=self.y.to(like.device),
+            candidates=_to(self.candidates, like),
+            public=_to(self.public, like),
+        )
+
+
+def _to(examples: Examples | None, like: Tensor) -> Examples | None:
+    if examples is None:
+        return None
+    labels = None if examples.labels is None else examples.labels.to(like.device, torch.int64)
+    return Examples(inputs=examples.inputs.to(like), labels=labels)
 
 
 def _labels(y: Tensor, x: Tensor) -> Tensor:
@@ -325,9 +340,7 @@ def _like(given: Weights, wanted: Weights) -> Weights:
     return {name: given[name].detach().to(like) for name, like in wanted.items()}
 
 
-def _examples(
-    name: str, given: Tensor | tuple[Tensor, Tensor] | None, like: Tensor
-) -> Examples | None:
+def _examples(name: str, given: Tensor | tuple[Tensor, Tensor] | None) -> Examples | None:
     if given is None:
         return None
     inputs, labels = given if isinstance(given, tuple) else (given, None)
@@ -338,8 +351,9 @@ def _examples(
             f"leak: {name} {tuple(inputs.shape)} and labels {tuple(labels.shape)} do not belong "
             "together; allowed: (N, *input shape) and (N,)"
         )
-    own = None if labels is None else labels.detach().to(device=like.device, dtype=torch.int64)
-    return Examples(inputs=inputs.detach().to(like), labels=own)
+    return Examples(
+        inputs=inputs.detach(), labels=None if labels is None else labels.detach().cpu()
+    )
 
 
 def _range(
