@@ -25,6 +25,9 @@ IN_A_CYCLE: set[frozenset[str]] = set()
 # Names of plugins that mean other things as well: a knowledge, levels and samplings, a baseline.
 WORDS = {"candidates", "none", "start_image"}
 
+# Modules that read the mechanism of another library as one of ours, by the registry.
+BRIDGES = {"leakbench.dp_config", "leakbench.dp_libraries"}
+
 
 def modules(root: Path) -> dict[str, Path]:
     """Modules as they are imported; attacks/ and defenses/ stand beside leakbench/."""
@@ -157,7 +160,7 @@ def test_the_machinery_names_no_plugin() -> None:
     assert {"cpl", "fed_cdp"} | WORDS <= names
     found = {}
     for module, path in MODULES.items():
-        if module.startswith(("leakbench.attacks", "leakbench.defenses")):
+        if module.startswith(("leakbench.attacks", "leakbench.defenses")) or module in BRIDGES:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
