@@ -13,17 +13,22 @@ same at all weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
+from leakbench.audits.two_samples import (
+    Floats,
+    Trials,
+    epsilon_of_errors,
+    lower_bound,
+    mu_of_errors,
+)
 from leakbench.contracts import (
     Context,
     Defense,
@@ -42,7 +47,6 @@ from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, run_round
 
-Floats = NDArray[np.float64]
 AuditVerdict = Literal["within", "above", "no promise"]
 
 POINTS: dict[Observer, LeakPoint] = {
@@ -58,9 +62,6 @@ POINTS: dict[Observer, LeakPoint] = {
 _CHOOSING = 0.1
 """Share of the trials that noise and thresholds are chosen by. At mu = 0.5 a tenth costs little of
 the bound; with a half, one audit in seven is more than 20 % below the truth."""
-_CHOOSING_ERROR = 1e-5
-"""Chance of error of the bounds that thresholds are chosen by: strict, or the most promising of
-thousands would be a lucky one in the tails."""
 _LEAST_VARIANCE = 1e-12
 """Of a tensor's noise, in squared sizes of the canary there: a tensor without noise decides."""
 _VALUES = 2**22
@@ -176,11 +177,11 @@ def audit(
     some = round(_CHOOSING * trials)
     weighting = _weighting(inside[:some], outside[:some])
     inside, outside = inside @ weighting, outside @ weighting
-    choosing = _Trials(inside[:some], outside[:some])
-    testing = _Trials(inside[some:], outside[some:])
+    choosing = Trials(inside[:some], outside[:some])
+    testing = Trials(inside[some:], outside[some:])
     error = 1 - confidence
-    mu = _lower_bound(_mu_of_errors, choosing, testing, error)
-    direct = _lower_bound(partial(_epsilon_of_errors, delta=delta), choosing, testing, error)
+    mu = lower_bound(mu_of_errors, choosing, testing, error)
+    direct = lower_bound(partial(epsilon_of_errors, delta=delta), choosing, testing, error)
     return Audit(
         defense=defense.name,
         observer=observer,
@@ -404,67 +405,3 @@ def _weighting(inside: Floats, outside: Floats) -> Floats:
     precision = 1 / np.maximum(variance, _LEAST_VARIANCE)
     weighting: Floats = precision / precision.sum()
     return weighting
-
-
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    """Statistics of equally many trials with the canary and without; larger means with."""
-
-    inside: Floats
-    outside: Floats
-
-    def error_bounds(self, thresholds: Floats, error: float) -> tuple[Floats, Floats]:
-        """Upper bounds of false positive and false negative rate, both right but for `error`."""
-        count = len(self.inside)
-        false_positives = count - np.searchsorted(np.sort(self.outside), thresholds, "right")
-        false_negatives = np.searchsorted(np.sort(self.inside), thresholds, "right")
-        return (
-            _largest_rate(false_positives, count, error / 2),
-            _largest_rate(false_negatives, count, error / 2),
-        )
-
-    def distance(self) -> float:
-        """Between the means, in the smaller standard deviation; inf where one has no spread."""
-        apart = abs(float(self.inside.mean() - self.outside.mean()))
-        spread = min(float(self.inside.std(ddof=1)), float(self.outside.std(ddof=1)))
-        if apart == 0:
-            return 0.0
-        return apart / spread if spread > 0 else math.inf
-
-
-def _lower_bound(
-    of_errors: Callable[[Floats, Floats], Floats],
-    choosing: _Trials,
-    testing: _Trials,
-    error: float,
-) -> float:
-    """What the test trials show at the threshold that is best for the others; at least 0."""
-    thresholds = np.unique(np.concatenate([choosing.inside, choosing.outside]))
-    promising = of_errors(*choosing.error_bounds(thresholds, _CHOOSING_ERROR))
-    best = thresholds[[np.argmax(promising)]]
-    return max(0.0, float(of_errors(*testing.error_bounds(best, error))[0]))
-
-
-def _largest_rate(count: NDArray[np.int64], trials: int, error: float) -> Floats:
-    """Upper end of the one-sided Clopper-Pearson interval of count / trials, above 0."""
-    failures = np.maximum(trials - count, 1)  # without any the bound is 1
-    bound: Floats = np.where(count < trials, betaincinv(count + 1, failures, 1 - error), 1.0)
-    return bound
-
-
-def _mu_of_errors(false_positive: Floats, false_negative: Floats) -> Floats:
-    """Phi^-1(1 - fpr) - Phi^-1(fnr): the least mu that allows them (Dong, Roth and Su 2019)."""
-    least: Floats = ndtri(1 - false_positive) - ndtri(false_negative)
-    return least
-
-
-def _epsilon_of_errors(false_positive: Floats, false_negative: Floats, delta: float) -> Floats:
-    """The least epsilon that allows them at `delta` (Kairouz, Oh and Viswanath 2015).
-
-    fpr + e^epsilon fnr >= 1 - delta, and the same with the two exchanged.
-    """
-    with np.errstate(divide="ignore"):
-        one = np.log(np.maximum(1 - delta - false_negative, 0) / false_positive)
-        other = np.log(np.maximum(1 - delta - false_positive, 0) / false_negative)
-    least: Floats = np.maximum(one, other)
-    return least

@@ -323,14 +323,7 @@ def _optional(kind: Any, table: Mapping[str, Any] | None) -> Any:
 
 
 def _report(table: dict[str, Any]) -> AuditReport:
-    observers = tuple(
-        _read(
-            ObserverFinding, one,
-            measured=_optional(MeasuredFinding, one["measured"]),
-            panel=tuple(_panel(attack) for attack in one["panel"]),
-        )
-        for one in table["observers"]
-    )  # fmt: skip
+    observers = tuple(_observer(one) for one in table["observers"])
     claims = tuple(
         _read(ClaimFinding, one, claim=_read(Claim, one["claim"])) for one in table["claims"]
     )
@@ -341,7 +334,15 @@ def _report(table: dict[str, Any]) -> AuditReport:
     return found
 
 
-def _panel(table: Mapping[str, Any]) -> PanelFinding:
+def _observer(table: Mapping[str, Any]) -> ObserverFinding:
+    attacked = {k: tuple(map(_attacked, v)) for k, v in table.items() if isinstance(v, list)}
+    found: ObserverFinding = _read(
+        ObserverFinding, table, measured=_optional(MeasuredFinding, table["measured"]), **attacked
+    )
+    return found
+
+
+def _attacked(table: Mapping[str, Any]) -> PanelFinding:
     rates = {name: _optional(Rate, table[name]) for name in ("exact", "identified", "matched")}
     found: PanelFinding = _read(PanelFinding, table, **rates)
     return found
