@@ -16,16 +16,20 @@ import leakbench.arithmetic  # noqa: F401  settles it
 
 if TYPE_CHECKING:
     from leakbench.api import attack, check_attack, check_defense, leak
+    from leakbench.comparing import compare
+    from leakbench.loading import load
 
 _PLACES = {
     "attack": "leakbench.api",
     "check_attack": "leakbench.api",
     "check_defense": "leakbench.api",
+    "compare": "leakbench.comparing",
     "leak": "leakbench.api",
+    "load": "leakbench.loading",
 }
 """Where each name of the library is defined: it is imported when it is asked for."""
 
-__all__ = ["__version__", "attack", "check_attack", "check_defense", "leak"]
+__all__ = ["__version__", "attack", "check_attack", "check_defense", "compare", "leak", "load"]
 
 
 def __getattr__(name: str) -> Any:

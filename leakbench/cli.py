@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from leakbench.commands import about, account, data, figure, panel, queue, report, run
+from leakbench.commands import about, account, compare, data, figure, panel, queue, report, run
 from leakbench.commands.output import say
 from leakbench.errors import LeakbenchError, WorkerLost
 
@@ -30,7 +30,7 @@ app.add_typer(data_app, name="data")
 app.command("list")(about.list_command)
 for command in (
     run.run, queue.queue, run.cloak, panel.panel, run.validate,
-    report.report, report.gallery, report.rescore, report.pack, figure.figure,
+    report.report, report.gallery, report.rescore, report.pack, figure.figure, compare.compare,
     account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)

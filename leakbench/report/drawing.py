@@ -120,11 +120,15 @@ def layout(rows: Sequence[Row], columns: Sequence[Column], legend_lines: int) ->
 class Sheet(Figure):
     """A figure that a notebook shows, whatever its backend."""
 
-    def _repr_png_(self) -> bytes:
+    def png(self) -> bytes:
         """The file, without the version of matplotlib that it would carry by default."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
         return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        """What IPython asks for."""
+        return self.png()
 
 
 class _Drawing:
@@ -200,7 +204,7 @@ def render(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]
     """The PNG of these rows, with the lines of the legend below; the same ones give the same."""
     # A user's matplotlibrc must not change the bytes; fonts are looked up while drawing.
     with matplotlib.style.context("default"):
-        return sheet_of(columns, rows, legend)._repr_png_()
+        return sheet_of(columns, rows, legend).png()
 
 
 def sheet_of(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]) -> Sheet:

@@ -21,7 +21,7 @@ from leakbench.described import PlannedCell
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.metrics.pixels import squared_error, structural_similarity
 from leakbench.records import Key, Record, Run
-from leakbench.report.drawing import Column, Image, Picture, Row, render
+from leakbench.report.drawing import Column, Image, Picture, Row, Sheet, sheet_of
 from leakbench.report.measured import LabelledRule, rules_of
 from leakbench.report.words import compact
 from leakbench.spec import JUDGED, Cell, Plan
@@ -44,6 +44,20 @@ def draw(run: Run, plan: Plan, planned: Sequence[PlannedCell], path: Path) -> li
     Raises:
         LeakbenchError: the suite attacks nothing; `path` cannot be written.
     """
+    figure, warnings = sheet(run, plan, planned)
+    try:
+        path.write_bytes(figure.png())
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot write: {error.strerror or error}") from None
+    return warnings
+
+
+def sheet(run: Run, plan: Plan, planned: Sequence[PlannedCell]) -> tuple[Sheet, list[str]]:
+    """The gallery as a figure, and warnings; see `draw`.
+
+    Raises:
+        LeakbenchError: the suite attacks nothing.
+    """
     if not planned:
         raise LeakbenchError(
             f"{run.folder}: suite '{plan.name}' attacks nothing, so it has no gallery"
@@ -51,12 +65,7 @@ def draw(run: Run, plan: Plan, planned: Sequence[PlannedCell], path: Path) -> li
     warnings: list[str] = []
     columns = columns_of(plan)
     rows = _rows(run, plan, planned, columns, warnings)
-    content = render(columns, rows, _legend(plan))
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise LeakbenchError(f"{path}: cannot write: {error.strerror or error}") from None
-    return warnings
+    return sheet_of(columns, rows, _legend(plan)), warnings
 
 
 def columns_of(plan: Plan) -> list[Column]:

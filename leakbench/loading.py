@@ -1,0 +1,106 @@
+"""A finished run in a notebook: its records as a table, its report, its gallery."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from leakbench import manifest
+from leakbench.commands.options import RUNS
+from leakbench.errors import unknown_name
+from leakbench.manifest import Manifest
+from leakbench.records import Key, Record, Run
+
+if TYPE_CHECKING:
+    import pandas
+
+    from leakbench.report.content import Report
+    from leakbench.report.drawing import Sheet
+
+Format = Literal["md", "csv", "html", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedRun:
+    """A run as it was when it was loaded.
+
+    Attributes:
+        store: where its records and pictures lie.
+        described: what was asked of it.
+        records: its trials and trainings.
+    """
+
+    store: Run
+    described: Manifest
+    records: Mapping[Key, Record]
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.store.folder.name
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a trial, a column a field of its record: see `frames.frame`."""
+        return self.store.frame()
+
+    def content(self) -> Report:
+        """Everything that its report says, cell by cell."""
+        from leakbench.report import cells
+
+        known = self.described
+        return cells.build(known.plan, known.cells, self.records, known.facts, known.trainings)
+
+    def report(self, format: Format = "md") -> str:
+        """Its report as Markdown, CSV, HTML or JSON, as `leakbench report` prints it.
+
+        Raises:
+            LeakbenchError: another format.
+        """
+        from leakbench.report import renderings
+
+        content = self.content()
+        if format == "html":
+            picture = self.store.folder / "gallery.png"
+            return renderings.to_html(content, picture.read_bytes() if picture.is_file() else None)
+        make = {
+            "md": renderings.to_markdown, "csv": renderings.to_csv, "json": renderings.to_json,
+        }  # fmt: skip
+        if format not in make:
+            raise unknown_name("format", format, (*make, "html"), "report")
+        return make[format](content)
+
+    def gallery(self) -> Sheet:
+        """What the attackers got, picture by picture, as `leakbench gallery` draws it.
+
+        Raises:
+            LeakbenchError: the run attacks nothing.
+        """
+        from leakbench.report import gallery
+
+        return gallery.sheet(self.store, self.described.plan, self.described.cells)[0]
+
+    def __repr__(self) -> str:
+        """What a notebook shows."""
+        plan = self.described.plan
+        return f"Run '{self.name}' of suite {plan.name}, {len(self.records)} records"
+
+
+def load(run: str | os.PathLike[str]) -> LoadedRun:
+    """A run by its folder, or by its name below `results/runs`.
+
+    Raises:
+        LeakbenchError: there is none, or it is damaged.
+    """
+    # os.path: unlike Path.exists it never raises, whatever was typed.
+    folder = Path(run)
+    named = RUNS / folder
+    store = Run.existing(named if os.path.exists(named) and not os.path.exists(folder) else folder)
+    return LoadedRun(store=store, described=manifest.read(store), records=store.records())
+
+
+def loaded(run: str | os.PathLike[str] | LoadedRun) -> LoadedRun:
+    """A run that may be loaded already."""
+    return run if isinstance(run, LoadedRun) else load(run)
