@@ -310,13 +310,16 @@ class DPConfig:
         sigmas = self.noise_schedule or (self.noise_multiplier,)
         if min(sigmas) == 0 or not self.steps:
             return ()
-        bounds = self.clip_schedule or (self.bound,)
         sampling = "fixed_size" if self.sampling == "shuffle" else self.sampling
         steps = self._steps_by(sigmas)
+        first = self.clip_schedule[0] if self.clip_schedule else self.bound
+        of_one = self.weighted and self.unit == "client"
+        together = self.batch_size if self.unit == "example" else self.clients_a_round
+        sensitivity = first / (1 if of_one else together)  # of the mean
         return tuple(
             PrivacyEvent(
                 noise_multiplier=sigma * self._gain,
-                sensitivity=bounds[0],
+                sensitivity=sensitivity,
                 sampling_rate=self.sampling_rate,
                 sampling=sampling,
                 steps=count,
