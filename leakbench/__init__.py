@@ -16,10 +16,14 @@ import leakbench.arithmetic  # noqa: F401  settles it
 
 if TYPE_CHECKING:
     from leakbench.api import attack, check_attack, check_defense, leak
+    from leakbench.audits.findings import Claim
     from leakbench.comparing import compare
+    from leakbench.dp_config import DPConfig
     from leakbench.loading import load
 
 _PLACES = {
+    "Claim": "leakbench.audits.findings",
+    "DPConfig": "leakbench.dp_config",
     "attack": "leakbench.api",
     "check_attack": "leakbench.api",
     "check_defense": "leakbench.api",
@@ -29,7 +33,17 @@ _PLACES = {
 }
 """Where each name of the library is defined: it is imported when it is asked for."""
 
-__all__ = ["__version__", "attack", "check_attack", "check_defense", "compare", "leak", "load"]
+__all__ = [
+    "Claim",
+    "DPConfig",
+    "__version__",
+    "attack",
+    "check_attack",
+    "check_defense",
+    "compare",
+    "leak",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:
