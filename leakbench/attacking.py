@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -73,7 +73,7 @@ def made(
     elif isinstance(attacks, str | Attack | type):
         named = [(attacks, parameters)]
     else:
-        named = [(each, {}) for each in attacks]
+        named = [(each, parameters if len(attacks) == 1 else {}) for each in attacks]
     if not named:
         raise LeakbenchError("attack: none is named")
     if parameters and (len(named) != 1 or isinstance(attacks, Mapping)):
@@ -123,37 +123,26 @@ def answer(
     Raises:
         LeakbenchError: it breaks its contract.
     """
-    leak = captured.seen_by(knowledge, attack.requires)
-    notes = []
-    if "candidates" in attack.requires and captured.candidates is None:
-        notes.append(captured.own_list_note())
-    missing = [
-        grant
-        for grant, given in (("labels", leak.labels), ("public", leak.public))
-        if grant in attack.requires and given is None
-    ]
-    reason = f"it must be granted '{missing[0]}'" if missing else attack.skip(leak.facts)
-    if reason:
-        return Answer(
-            name=attack.name, knowledge=knowledge, attack=attack, reason=reason, notes=tuple(notes)
-        )
-    streams = VictimStreams(0, tuple(opaque(seed, "api", row) for row in range(captured.n)))
     begun = time.perf_counter()
-    with torch.random.fork_rng(devices=[leak.device] if leak.device.type == "cuda" else []):
-        if seconds is None and computed_alone(leak.observations[0].weights):
-            seconds = LARGE_SECONDS
-        if seconds is not None:
-            attack, note = _within(attack, leak, streams, seconds)
-            notes += note
-        start = attack.start(leak, streams)
-        with _bar(attack, leak, shown=progress) as watch:
-            result = attack.reconstruct(leak, streams, watch)
-        for look in leak.observations:
-            look.forget()
-        # The contract is checked where trials check it; that module is part of identities.
-        trials._check(result, leak, attack.name)
-        result = trials._with_honest_status(result)
-        loss_true = trials._loss(attack, leak, captured.truth, captured.truth_labels)
+    large = computed_alone(captured.views[knowledge].observations[0].weights)
+    limit = LARGE_SECONDS if seconds is None and large else seconds
+    streams = VictimStreams(0, tuple(opaque(seed, "api", row) for row in range(captured.n)))
+    try:
+        gpus = [captured.truth.device] if captured.truth.is_cuda else []
+        with torch.random.fork_rng(devices=gpus):
+            leak, attack, notes = _within(captured, attack, knowledge, streams, limit)
+            start = attack.start(leak, streams)
+            with _bar(attack, leak, shown=progress) as watch:
+                result = attack.reconstruct(leak, streams, watch)
+    except LeakbenchError as error:  # it refuses this leak; others may not
+        reason = str(error).removeprefix(f"{attack.name}: ")
+        return Answer(name=attack.name, knowledge=knowledge, attack=attack, reason=reason)
+    for look in leak.observations:
+        look.forget()
+    # The contract is checked where trials check it; that module is part of identities.
+    trials._check(result, leak, attack.name)
+    result = trials._with_honest_status(result)
+    loss_true = trials._loss(attack, leak, captured.truth, captured.truth_labels)
     for look in leak.observations:
         look.forget()
     return Answer(
@@ -169,29 +158,88 @@ def answer(
 
 
 def _within(
-    attack: Attack, leak: Leak, streams: VictimStreams, seconds: float
+    captured: CapturedLeak,
+    attack: Attack,
+    knowledge: Knowledge,
+    streams: VictimStreams,
+    limit: float | None,
+) -> tuple[Leak, Attack, list[str]]:
+    """What the attack is given, and the attack, so that it ends within the limit; and notes.
+
+    Raises:
+        LeakbenchError: it does not suit the leak, or cannot be made to end in time.
+    """
+    listing = "candidates" in attack.requires
+    own = listing and captured.candidates is None
+    leak = captured.seen_by(knowledge, attack.requires)
+    for grant, given in (("labels", leak.labels), ("public", leak.public)):
+        if grant in attack.requires and given is None:
+            raise LeakbenchError(f"it must be granted '{grant}'")
+    if reason := attack.skip(leak.facts):
+        raise LeakbenchError(reason)
+    notes: list[str] = []
+    if limit is not None and "steps" in {field.name for field in _fields(attack)}:
+        attack, notes = _fewer_steps(attack, leak, streams, limit)
+    elif limit is not None and listing and leak.candidates is not None:
+        whole = len(leak.candidates)
+        few = captured.truth_labels.numel()
+        if own:
+            short = captured.seen_by(knowledge, attack.requires, most=0)
+        else:
+            assert leak.candidate_labels is not None
+            short = replace(
+                leak,
+                candidates=leak.candidates[:few],
+                candidate_labels=leak.candidate_labels[:few],
+            )
+        begun = time.perf_counter()
+        attack.reconstruct(short, streams, _unwatched)
+        each = (time.perf_counter() - begun) / few
+        possible = int(limit / each) - few
+        if own and possible < whole:
+            leak = captured.seen_by(knowledge, attack.requires, most=max(possible - few, 0))
+        elif possible < whole:
+            raise LeakbenchError(
+                f"{whole} candidates would take {whole * each:.0f} seconds, the limit is "
+                f"{limit:g}; allowed: more `seconds`, or a shorter list"
+            )
+    if own and leak.candidates is not None:
+        others = len(leak.candidates) - captured.truth_labels.numel()
+        notes.append(
+            f"{attack.name}: no candidates were given: the list is the "
+            f"{captured.truth_labels.numel()} victims' own examples and {others} public ones"
+        )
+    return leak, attack, notes
+
+
+def _fields(attack: Attack) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(_any(attack))
+
+
+def _fewer_steps(
+    attack: Attack, leak: Leak, streams: VictimStreams, limit: float
 ) -> tuple[Attack, list[str]]:
     """The attack with fewer restarts, then fewer steps, if it would take longer; and a note."""
     plugin = _any(attack)
-    fields = {field.name for field in dataclasses.fields(plugin)}
-    if "steps" not in fields:
-        return attack, []
+    several = "restarts" in {field.name for field in _fields(attack)}
+    restarts = plugin.restarts if several else 1
     taken = []
     for steps in (1, 3):
         begun = time.perf_counter()
         attack.shortened(steps).reconstruct(leak, streams, _unwatched)
         taken.append(time.perf_counter() - begun)
-    restarts = plugin.restarts if "restarts" in fields else 1
-    tried_restarts = min(restarts, 3) * 3 - 1  # of the second, beyond the first
-    a_step = max(taken[1] - taken[0], 1e-6) / tried_restarts
-    possible = max(int((seconds - sum(taken)) / a_step), 1)
+    beyond = min(restarts, 3) * min(plugin.steps, 3) - 1  # steps of the second, beyond the first
+    a_step = max(taken[1] - taken[0], 1e-6) / max(beyond, 1)
+    possible = max(int((limit - sum(taken)) / a_step), 1)
     if possible >= plugin.steps * restarts:
         return attack, []
     fewer = {"steps": min(plugin.steps, possible)}
-    if "restarts" in fields:
+    if several:
         fewer["restarts"] = max(possible // plugin.steps, 1)
-    said = ", ".join(f"{k} {getattr(plugin, k)} -> {v}" for k, v in fewer.items())
-    note = f"{attack.name} was cut to fit into {seconds:g} seconds: {said}"
+    said = ", ".join(
+        f"{k} {getattr(plugin, k)} -> {v}" for k, v in fewer.items() if v != getattr(plugin, k)
+    )
+    note = f"{attack.name} was cut to fit into {limit:g} seconds: {said}"
     return dataclasses.replace(plugin, **fewer), [note]
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from leakbench.contracts import Gradients, Leak, LeakPoint
+from leakbench.head_inversion import features_of, invert_head
 from leakbench.spec import Grant, Knowledge
-from leakbench.streams import generator
+from leakbench.streams import VictimStreams, generator
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +76,14 @@ class CapturedLeak:
         """Least and greatest value of an input."""
         return self.views["naive"].input_range
 
-    def seen_by(self, knowledge: Knowledge, requires: Collection[Grant] = ()) -> Leak:
+    def seen_by(
+        self, knowledge: Knowledge, requires: Collection[Grant] = (), most: int | None = None
+    ) -> Leak:
         """All that an attack is given, which `requires` grants.
 
         An attack that needs a list of candidates, where none was given, gets the victims' own
-        examples and the labelled public ones, in an order that does not tell which are which.
+        examples and the labelled public ones, `most` of these at most, in an order that does not
+        tell which are which.
         """
         leak = self.views[knowledge]
         if self.labels_known:
@@ -83,7 +92,7 @@ class CapturedLeak:
             leak = replace(leak, public=self.public.inputs.clone())
         listed = self.candidates
         if listed is None and "candidates" in requires:
-            listed = self._own_list()
+            listed = self._own_list(most)
         if listed is not None:
             assert listed.labels is not None  # `api.leak` asks for them
             leak = replace(
@@ -93,22 +102,44 @@ class CapturedLeak:
             )
         return leak
 
-    def own_list_note(self) -> str:
-        """What the list of candidates is that `seen_by` makes, as a sentence."""
-        others = 0
-        if self.public is not None and self.public.labels is not None:
-            others = len(self.public.inputs)
-        own = self.truth_labels.numel()
-        return (
-            f"no candidates were given: the list is the {own} victims' own examples and {others} "
-            "public ones"
-        )
+    def head(self) -> pandas.DataFrame:
+        """What the last layer's gradient gives away, without any attack: labels and features.
 
-    def _own_list(self) -> Examples:
+        One row a class that is in a batch, or is thought to be: batch, label, how many examples of
+        it there are (count) and are found (count_found), and the cosine between their mean feature
+        and the one found (feature_cosine, missing where either has none).
+
+        Raises:
+            LeakbenchError: a model without a dense head, or under another loss than cross-entropy.
+        """
+        import pandas
+
+        leak = self.views["naive"]
+        found = invert_head(leak, VictimStreams(0, tuple((row,) for row in range(self.n))))
+        weights = leak.observations[0].weights
+        rows = []
+        for batch in range(self.n):
+            labels, guesses = self.truth_labels[batch], found.labels[batch]
+            features = features_of(leak.model, weights, self.truth[batch])
+            for label in sorted({*labels.tolist(), *guesses.tolist()}):
+                own, thought = features[labels == label], found.features[batch][guesses == label]
+                cosine = math.nan
+                if len(own) and len(thought):
+                    pair = own.mean(dim=0), thought.mean(dim=0)
+                    cosine = float(torch.cosine_similarity(*pair, dim=0))
+                rows.append(
+                    {
+                        "batch": batch, "label": label, "count": len(own),
+                        "count_found": len(thought), "feature_cosine": cosine,
+                    }
+                )  # fmt: skip
+        return pandas.DataFrame(rows)
+
+    def _own_list(self, most: int | None) -> Examples:
         inputs, labels = self.truth.flatten(0, 1), self.truth_labels.flatten()
         if self.public is not None and self.public.labels is not None:
-            inputs = torch.cat([inputs, self.public.inputs])
-            labels = torch.cat([labels, self.public.labels])
+            inputs = torch.cat([inputs, self.public.inputs[:most]])
+            labels = torch.cat([labels, self.public.labels[:most]])
         order = torch.randperm(len(inputs), generator=generator(self.seed, "candidate list"))
         order = order.to(inputs.device)
         return Examples(inputs=inputs[order], labels=labels[order])

@@ -436,3 +436,42 @@ def test_what_a_notebook_shows_is_short(leak: CapturedLeak) -> None:
     assert "4 gradients at type2/example" in repr(leak)
     shown = repr(lb.attack(leak, "analytic"))
     assert "analytic, adaptive: 4 converged" in shown and len(shown) < 400
+
+
+# ------------------------------------------------------------------------------ large networks
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network is a large one, and attacks may take two seconds."""
+    monkeypatch.setattr("leakbench.weights.LARGE", 0)
+    monkeypatch.setattr(attacking, "LARGE_SECONDS", 2.0)
+
+
+@pytest.mark.usefixtures("large")
+def test_attacks_on_large_networks_end_in_time_or_say_why() -> None:
+    """Steps are cut, the own list too; a list that is given is refused or run, never cut."""
+    batch = lb.leak(MODULE, X, Y, observer="type1", public=(DIGITS.public, DIGITS.public_labels))
+    result = lb.attack(batch, ["candidates", "head", "gradinv"])
+    assert [each.reason for each in result.answers] == ["", "", ""]
+    assert "gradinv was cut to fit into 2 seconds: steps 24000 ->" in " ".join(result.notes)
+    table = result.score()
+    assert table[table.attack == "candidates"].mse_raw.eq(0).all()
+    assert table[table.attack == "head"].labels_found.eq(1).all()
+    given = lb.leak(
+        MODULE, X, Y, observer="type1",
+        candidates=(DIGITS.candidates, DIGITS.candidate_labels),
+    )  # fmt: skip
+    (answer,) = lb.attack(given, "candidates", seconds=0.01).answers
+    assert answer.reason.startswith("1000 candidates would take") and answer.result is None
+    (answer,) = lb.attack(given, "candidates", seconds=1e6).answers
+    assert answer.reason == ""
+
+
+def test_an_attack_that_refuses_is_a_row() -> None:
+    """Labels of a batch cannot be read off under this loss; another attack goes on."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(784, 1))
+    leak = lb.leak(module, X, Y % 2, loss="bce", observer="type1")
+    result = lb.attack(leak, ["gradinv", "candidates"])
+    assert result["gradinv"].reason and "cross_entropy" in result["gradinv"].reason
+    assert result.score().status.tolist() == ["skipped"] * 4 + ["ok"] * 4
