@@ -452,12 +452,12 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attacks_on_large_networks_end_in_time_or_say_why() -> None:
     """Steps are cut, the own list too; a list that is given is refused or run, never cut."""
     batch = lb.leak(MODULE, X, Y, observer="type1", public=(DIGITS.public, DIGITS.public_labels))
-    result = lb.attack(batch, ["candidates", "head", "gradinv"])
+    result = lb.attack(batch, ["candidates", "analytic_head", "gradinv"])
     assert [each.reason for each in result.answers] == ["", "", ""]
     assert "gradinv was cut to fit into 2 seconds: steps 24000 ->" in " ".join(result.notes)
     table = result.score()
     assert table[table.attack == "candidates"].mse_raw.eq(0).all()
-    assert table[table.attack == "head"].labels_found.eq(1).all()
+    assert table[table.attack == "analytic_head"].labels_found.eq(1).all()
     given = lb.leak(
         MODULE, X, Y, observer="type1",
         candidates=(DIGITS.candidates, DIGITS.candidate_labels),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import leakbench as lb
 from leakbench import data
-from leakbench.attacks.head import Head
+from leakbench.attacks.analytic_head import AnalyticHead
 from leakbench.captured import CapturedLeak
 from leakbench.errors import LeakbenchError
 from leakbench.head_inversion import features_of, invert_head
@@ -89,14 +89,14 @@ def test_the_image_of_a_list_is_named() -> None:
     """8 of 8 among 1,000, by one forward pass."""
     numbers = (0, 1, 2, 3, 4, 5, 6, 7)
     leak = captured(*numbers, candidates=(DIGITS.candidates, DIGITS.candidate_labels))
-    table = lb.attack(leak, "head").score()
+    table = lb.attack(leak, "analytic_head").score()
     assert table.strict.all() and table.identified.all() and (table["rank"] == 1).all()
     assert table.evaluations.eq(0).all()
 
 
 def test_without_a_list_only_labels_leak() -> None:
-    result = lb.attack(captured(0, 1, 2, 3), "head")
-    inputs = result["head"].inputs
+    result = lb.attack(captured(0, 1, 2, 3), "analytic_head")
+    inputs = result["analytic_head"].inputs
     assert inputs is not None and bool((inputs == 0.5).all())
     assert result.score().labels_found.eq(1).all()
 
@@ -105,7 +105,7 @@ def test_a_gradient_that_is_not_finite_gives_nothing() -> None:
     leak = captured(0, 1)
     sent = {k: v * math.nan for k, v in leak.gradients.tensors.items()}
     other = captured(0, 1, sent=sent)
-    assert lb.attack(other, "head").score().status.eq("nan").all()
+    assert lb.attack(other, "analytic_head").score().status.eq("nan").all()
 
 
 def test_what_has_no_head_is_refused() -> None:
@@ -113,8 +113,8 @@ def test_what_has_no_head_is_refused() -> None:
     leak = lb.leak(module, *batch(0, 1), observer="type1")
     with pytest.raises(LeakbenchError, match="head"):
         leak.head()
-    assert lb.attack(leak, "head").answers[0].reason
+    assert lb.attack(leak, "analytic_head").answers[0].reason
 
 
 def test_the_contract_holds() -> None:
-    check_attack(Head())
+    check_attack(AnalyticHead())

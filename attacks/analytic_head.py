@@ -1,4 +1,4 @@
-"""Head: labels and features from the last layer's gradient, and the public image that has them."""
+"""Analytic head: labels and features from the last layer's gradient, and the public image that has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakbench.head_inversion import features_of, invert_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head(Attack):
+class AnalyticHead(Attack):
     """Inverts the last layer of a batch's gradient in closed form: for networks of any size.
 
     Labels by counts (`labels.infer`, after Yin et al., CVPR 2021, and Geng et al., 2021), the
@@ -29,7 +29,7 @@ class Head(Attack):
     divided by the share of a class; the examples of one class are seen by their mean only.
     """
 
-    name: ClassVar[str] = "head"
+    name: ClassVar[str] = "analytic_head"
     paper: ClassVar[str] = "Geng et al., 2021"
 
     def skip(self, facts: LeakFacts) -> str:
