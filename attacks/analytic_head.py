@@ -1,4 +1,4 @@
-"""Analytic head: labels and features from the last layer's gradient, and the public image that has them."""
+"""Analytic head: labels and features off the last layer, and the public image that has them."""
 
 from __future__ import annotations
 
