@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas
@@ -28,6 +30,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.modules import ModuleModel
 from leakbench.report.drawing import Sheet
 
+DOC = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 DIGITS = data.load("mnist")
 X, Y = DIGITS.candidates[:4], DIGITS.candidate_labels[:4]
 PUBLIC = (DIGITS.public[:60], DIGITS.public_labels[:60])
@@ -475,3 +478,12 @@ def test_an_attack_that_refuses_is_a_row() -> None:
     result = lb.attack(leak, ["gradinv", "candidates"])
     assert result["gradinv"].reason and "cross_entropy" in result["gradinv"].reason
     assert result.score().status.tolist() == ["skipped"] * 4 + ["ok"] * 4
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        exec(code, names)
+    table = names["table"]
+    assert table[table.attack == "analytic"].strict.all() and isinstance(names["figure"], Sheet)
