@@ -87,14 +87,12 @@ def features_of(model: Model, weights: Weights, inputs: Tensor) -> Tensor:
     found = []
     for some in inputs.detach().split(TOGETHER):
         with torch.no_grad():
-            least = model.logits(fixed, some).argmin(dim=-1)
+            least_probability, least = model.logits(fixed, some).softmax(dim=-1).min(dim=-1)
 
         def of_head(own: Tensor, one: Tensor, label: Tensor) -> Tensor:
             return loss({**fixed, head: own}, one[None], label[None])
 
         slopes = vmap(grad(of_head), in_dims=(None, 0, 0))(fixed[head], some, least)
         rows = slopes[torch.arange(len(some), device=some.device), least]
-        with torch.no_grad():
-            probabilities = model.logits(fixed, some).softmax(dim=-1).gather(1, least[:, None])
-        found.append((rows / (probabilities - 1)).detach())
+        found.append((rows / (least_probability - 1)[:, None]).detach())
     return torch.cat(found)
