@@ -33,7 +33,6 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import leakbench as lb
 import torch
 from opacus import PrivacyEngine
 from torch import nn
@@ -43,12 +42,14 @@ from torchvision.models import resnet18
 from torchvision.transforms import ToTensor
 from torchvision.utils import save_image
 
+import leakbench as lb
 from leakbench.data import load
 
 warnings.filterwarnings("ignore")  # of Opacus, about secure random numbers
 sample, folder = load("cifar10"), Path(tempfile.mkdtemp())
-for number, (image, label) in enumerate(zip(sample.candidates[:200], sample.candidate_labels)):
-    place = folder / sample.class_name(int(label))
+for number in range(200):
+    image, label = sample.candidates[number], int(sample.candidate_labels[number])
+    place = folder / sample.class_name(label)
     place.mkdir(exist_ok=True)
     save_image(image, place / f"{number:03}.png")"""),
     ("code", """\
