@@ -460,7 +460,7 @@ def test_settings_reach_deep_keys_and_list_items(write: Callable[[str], str]) ->
 def test_a_run_may_leave_out_data_sets_the_file_speaks_of() -> None:
     plan = resolve("tifs_table3", settings=['datasets=["mnist"]'])
     assert {cell.dataset for cell in plan.cells} == {"mnist"}
-    assert len({cell.defense_id for cell in plan.cells}) == 9
+    assert len({cell.defense_id for cell in plan.cells}) == 10
 
 
 def test_another_attack_drops_parameters_it_does_not_have(write: Callable[[str], str]) -> None:
@@ -1432,7 +1432,7 @@ def test_a_distribution_brings_suites(distribution: Path) -> None:
     plan = resolve("theirs")
     assert [str(cell) for cell in plan.cells] == ["mnist/none/cpl/naive", "mnist/dp/cpl/naive"]
     assert plan.asked["suite"] == "theirs"
-    assert len(resolve("tifs_table3").cells) == 60
+    assert len(resolve("tifs_table3").cells) == 62
     assert "unknown suite 'thiers' (did you mean 'theirs'?)" in error_of("thiers")
 
 
