@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from leakbench.clipping import add_noise, clip_flat, gaussian_guarantee
 from leakbench.contracts import (
     Context,
@@ -100,7 +102,7 @@ class DPSGD(ExampleGaussian):
         clip = self.clip_at(context.round, context.total)
         clipped = clip_flat(gradients, clip) if self.clipping == "flat" else None
         if clipped is None:
-            tensors = {}
+            tensors: dict[str, Tensor] = {}
             for names, bound in self.bounds(gradients.tensors, clip).items():
                 part = replace(gradients, tensors={k: gradients.tensors[k] for k in names})
                 tensors.update(clip_flat(part, bound).tensors)

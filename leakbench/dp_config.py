@@ -208,7 +208,7 @@ class DPConfig:
         sigma = self.noise_multiplier
         if not self.count_std or not sigma:
             return sigma
-        return (sigma**-2 - (2 * self.count_std) ** -2) ** -0.5
+        return 1 / math.sqrt(1 / sigma**2 - 1 / (2 * self.count_std) ** 2)
 
     @property
     def sensitivity(self) -> float:
