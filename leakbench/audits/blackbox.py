@@ -322,7 +322,7 @@ def _released(
 
     The mechanism may change what it is given: it has a copy.
     """
-    found = mechanism({name: value.clone() for name, value in gradients.items()})
+    found: object = mechanism({name: value.clone() for name, value in gradients.items()})
     if not isinstance(found, Mapping) or set(found) != set(shapes):
         names = ", ".join(shapes)
         raise LeakbenchError(f"audit: the mechanism must release a tensor for each of {names}")

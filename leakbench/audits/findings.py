@@ -260,22 +260,16 @@ class AuditReport:
             raise LeakbenchError(f"audit report: a field is missing or unknown ({error})") from None
 
     def save(self, path: str | Path) -> Path:
-        """Write it as .html (one file, pictures inside), .md or .json, by the suffix.
+        """Write its JSON.
 
         Raises:
-            LeakbenchError: another suffix, or it cannot be written.
+            LeakbenchError: a suffix that is not .json, or it cannot be written.
         """
         path = Path(path)
-        if path.suffix == ".json":
-            text = self.to_json()
-        elif path.suffix in (".html", ".md"):
-            from leakbench.audits import page
-
-            text = page.page(self) if path.suffix == ".html" else page.markdown(self)
-        else:
-            raise LeakbenchError(f"{path}: unknown suffix; allowed: .html, .md, .json")
+        if path.suffix != ".json":
+            raise LeakbenchError(f"{path}: unknown suffix; allowed: .json")
         try:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(self.to_json(), encoding="utf-8")
         except OSError as error:
             raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
         return path
