@@ -21,6 +21,7 @@ from leakbench.contracts import (
     Observation,
     Weights,
 )
+from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.spec import Grant, Knowledge
@@ -52,6 +53,7 @@ def capture_leak(
     classes: int | None = None,
     seed: int = 0,
     axes: tuple[str | int, ...] = (),
+    features: tuple[Feature, ...] = (),
 ) -> Leak:
     """Train on (x, y) with a defense in place, read gradients, and give an attack what it may know.
 
@@ -78,6 +80,7 @@ def capture_leak(
         input_range, classes: public facts; classes None: as many as the model's head has outputs,
             two if it has one.
         seed, axes: name the streams of noise, which is the same for every defense.
+        features: what the columns of a row of a table mean; a public fact.
 
     Raises:
         LeakbenchError: shapes that do not fit each other, local steps at a type-2 tap, an unknown
@@ -90,7 +93,8 @@ def capture_leak(
         weights=weights, defense=defense, point=point, local_steps=local_steps,
         learning_rate=learning_rate, rounds=rounds, victims=victims, grants=grants,
         candidates=candidates, public=public, public_labels=public_labels,
-        input_range=input_range, classes=classes, seed=seed, axes=axes, attackers=(knowledge,),
+        input_range=input_range, classes=classes, seed=seed, axes=axes, features=features,
+        attackers=(knowledge,),
     )  # fmt: skip
     return views[knowledge]
 
@@ -115,6 +119,7 @@ def capture_views(
     classes: int | None = None,
     seed: int = 0,
     axes: tuple[str | int, ...] = (),
+    features: tuple[Feature, ...] = (),
     sent: Mapping[str, Tensor] | None = None,
     attackers: Collection[Knowledge] = ("naive", "adaptive"),
 ) -> dict[Knowledge, Leak]:
@@ -204,6 +209,7 @@ def capture_views(
                 else _known_noise(tap, defense, looks[0], observations[0])
             ),
             granted=granted,
+            features=features,
         )
         for knowledge, observations in seen.items()
     }

@@ -20,15 +20,18 @@ import torch
 from torch import Tensor
 
 from leakbench.metrics.contract import Comparison, NotMeasured
+from leakbench.metrics.features import deviations, share_right
 from leakbench.metrics.mse import mse
 from leakbench.metrics.registry import all_metrics, judge_versions
 from leakbench.metrics.rules import BEST_BASELINE, TRIVIAL, SuccessRule, make_rule
+from leakbench.mixed_rows import decoded, encoded
 from leakbench.spec import Rule, canonical
 from leakbench.victims import Victims
 
 
 def baselines_of(victims: Victims, start: Tensor | None) -> dict[str, Tensor]:
-    """Clamped MSE (m,) of what needs no gradient; start (m, *shape).
+    """Clamped MSE (m,) of what needs no gradient; start (m, *shape); of rows also the share of
+    their features that it has right.
 
     start_image: the attack's own start; mean_image: mean of the public images; class_mean:
     mean of the public images of the true class; nearest_public: the closest public image.
@@ -50,7 +53,30 @@ def baselines_of(victims: Victims, start: Tensor | None) -> dict[str, Tensor]:
     }
     if start is not None:
         found["start_image"] = mse(start, victims.images, clamp=True)
-    return found
+    return found | _features_without_gradient(victims, public)
+
+
+def _features_without_gradient(victims: Victims, public: Tensor) -> dict[str, Tensor]:
+    """Share of features right (m,) of what needs no gradient; {} for images.
+
+    mode_features: the commonest value of each category and the mean of each number among the
+    public rows; nearest_features: the closest public row by mean squared error.
+    """
+    features = victims.dataset.features
+    if not features:
+        return {}
+    spread = deviations(victims.dataset.candidates)
+    values = decoded(public, features)
+    usual = values.mean(dim=0)
+    for place, feature in enumerate(features):
+        if feature.kind == "category":
+            usual[place] = values[:, place].mode().values
+    guess = encoded(usual, features).expand_as(victims.images)
+    nearest = [public[mse(row.expand_as(public), public).argmin()] for row in victims.images]
+    return {
+        "mode_features": share_right(guess, victims.images, features, spread),
+        "nearest_features": share_right(torch.stack(nearest), victims.images, features, spread),
+    }
 
 
 def best_trivial(baselines: Mapping[str, Tensor]) -> Tensor:
@@ -82,6 +108,7 @@ def measure(images: Tensor, victims: Victims, root: Path | None = None) -> Measu
         candidates=victims.dataset.candidates,
         numbers=victims.numbers,
         data_root=root,
+        features=victims.dataset.features,
     )
     numbers: dict[str, list[float]] = {}
     unmeasured: dict[str, str] = {}

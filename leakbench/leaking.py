@@ -27,6 +27,7 @@ from leakbench.contracts import (
     State,
     Weights,
 )
+from leakbench.data.features import Feature
 from leakbench.optim import with_copies
 from leakbench.simulation import Simulator
 from leakbench.straight_through import followed
@@ -207,6 +208,7 @@ class Tap:
         classes: int,
         noise_std: Mapping[str, Tensor] | None,
         granted: Granted,
+        features: tuple[Feature, ...] = (),
     ) -> Leak:
         """All that an attack is given; round: of the first look."""
         single = self.point.type == 2 and self.point.view == "example"
@@ -221,6 +223,7 @@ class Tap:
             local_steps=self.local_steps,
             learning_rate=None if self.point.type == 2 else self.learning_rate,
             noise_std=noise_std,
+            features=features,
             **granted,
         )
 

@@ -62,6 +62,8 @@ class TrialRecord(_Table):
     mean squared errors of what needs no gradient (`baselines`); steps and evaluations when an
     iterate first met each rule; `flags` for a reader to heed.
 
+    Of an attack that says how sure it is of each input: its `confidence`, from 0 to 1.
+
     What the leak held, where the suite asks for it: see `information.Bound`.
     """
 
@@ -93,6 +95,7 @@ class TrialRecord(_Table):
     accuracy: float | None
     member: str = ""
     members: dict[str, dict[str, float | None]] = {}
+    confidence: float | None = None
     judge: str
     unmeasured: dict[str, str]
     baselines: dict[str, float | None]

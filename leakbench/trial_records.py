@@ -108,6 +108,7 @@ def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
                 ),
             }
             | _held(attacked.bounds[row])
+            | _said(attacked, image)
         )
     for record, said in zip(records, _of_members(attacked), strict=True):
         record.update(said)
@@ -151,6 +152,16 @@ def _base(chunk: Chunk, of: int, candidate: int, batch: int, dataset: Dataset) -
         "batch": batch,
         "source_index": int(dataset.candidate_indices[candidate]),
     }
+
+
+def _said(attacked: AttackedChunk, image: int) -> Record:
+    """How sure the attack is of an image, if it says so."""
+    confidence = attacked.result.confidence
+    if confidence is None:
+        return {}
+    row, place = divmod(image, attacked.victims.each)
+    own = confidence.detach().cpu()[row, attacked.places[row, place]]
+    return {"confidence": plain(float(own))}
 
 
 def _held(bound: Bound | None) -> Record:

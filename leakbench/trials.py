@@ -184,6 +184,7 @@ def facts_of(cell: Cell, dataset: Dataset, weights: Weights) -> LeakFacts:
         parameters={name: tuple(value.shape) for name, value in weights.items()},
         candidates=len(dataset.candidates) if "candidates" in cell.grants else 0,
         public=len(dataset.public) if "public" in cell.grants else 0,
+        features=dataset.features,
     )
 
 
@@ -342,6 +343,7 @@ def _leak(
         classes=dataset.classes,
         noise_std=noise_std if adaptive else None,
         granted=granted,
+        features=dataset.features,
     )
     own = [victim for _, victim in chunk.trials]
     undefended = scene.capture(Defense(), own, replace(when[0], state=None), 0)
@@ -531,6 +533,13 @@ def _check(result: Reconstruction, leak: Leak, name: str) -> None:
         top = leak.classes - 1 if field == "labels" else math.inf
         if whole and not bool(((value >= 0) & (value <= top)).all()):
             raise LeakbenchError(f"attack '{name}': {field} must be from 0 to {top}")
+    sure = result.confidence
+    if sure is not None and (
+        tuple(sure.shape) != images[:2] or not bool(((sure >= 0) & (sure <= 1)).all())
+    ):
+        raise LeakbenchError(
+            f"attack '{name}': confidence must be of shape {images[:2]} and from 0 to 1"
+        )
     if len(result.status) != n:
         raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {n} victims")
     for status in result.status:

@@ -467,7 +467,7 @@ def test_a_rule_without_what_its_kind_needs_is_refused() -> None:
 
 
 def test_every_kind_is_found_in_its_file() -> None:
-    assert list(kinds()) == ["distance", "identified", "mse", "strict"]
+    assert list(kinds()) == ["distance", "features", "identified", "mse", "strict"]
     for name, kind in kinds().items():
         assert kind.__module__ == f"leakbench.metrics.rules.{name}"
 

@@ -59,6 +59,8 @@ class Reconstruction:
             best iterate before that).
         members: of an attack that is made of others, the answer of each, by its name; their losses
             are this attack's own. chosen: whose answer each victim's is, () without members.
+        confidence: (n, B) in [0, 1], how sure the attack says it is of each input; None where it
+            says nothing.
     """
 
     inputs: Tensor
@@ -71,6 +73,7 @@ class Reconstruction:
     status: tuple[Ended, ...]
     members: Mapping[str, Reconstruction] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+    confidence: Tensor | None = None
 
 
 class Attack(ABC):

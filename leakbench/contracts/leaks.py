@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbench.contracts.gradients import Gradients, Weights
+from leakbench.data.features import Feature, require_whole
 from leakbench.errors import LeakbenchError
 from leakbench.losses import Loss
 from leakbench.spec import LeakPoint
@@ -198,6 +200,7 @@ class LeakFacts:
         local_steps: of the update behind types 0 and 1.
         observations: looks at the same victims.
         input_shape, input_range, classes: public facts of the data.
+        features: of a row of a table, where they are declared; () elsewhere.
         parameters: name -> shape of every parameter that has a gradient, in the model's order.
         candidates, public: how many inputs the threat model grants; 0 where it grants none.
     """
@@ -212,6 +215,7 @@ class LeakFacts:
     parameters: Mapping[str, tuple[int, ...]]
     candidates: int
     public: int
+    features: tuple[Feature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +234,7 @@ class Leak:
             to reconstruct.
         local_steps, learning_rate: of the update behind type 0 and 1.
         input_shape, input_range, classes: public facts of the data.
+        features: what the columns of a row mean, where that is declared; () elsewhere.
         labels: (n, B) where the threat model grants them, else None.
         candidates, candidate_labels: (N, *input shape) and (N,) where granted, else None.
         public: (m, *input shape) inputs of the same kind where granted, else None.
@@ -255,8 +260,11 @@ class Leak:
     candidate_labels: Tensor | None = None
     public: Tensor | None = None
     noise_std: Mapping[str, Tensor] | None = None
+    features: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.features:
+            require_whole("leak", self.features, math.prod(self.input_shape))
         for number, seen in enumerate(self.observations):
             tensors, weights = seen.gradients.tensors, seen.weights
             if odd := sorted(tensors.keys() ^ weights.keys()):
@@ -282,6 +290,7 @@ class Leak:
             parameters={name: tuple(v.shape[1:]) for name, v in self.observed.tensors.items()},
             candidates=0 if self.candidates is None else len(self.candidates),
             public=0 if self.public is None else len(self.public),
+            features=self.features,
         )
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor
 from leakbench.data import catalog, readers
 from leakbench.data.entries import Entry, Source
 from leakbench.data.examples import Examples, Whole
+from leakbench.data.features import Feature
 from leakbench.data.readers import Array
 from leakbench.errors import DataMissing
 
@@ -31,7 +32,7 @@ class Dataset:
     the file that the examples were taken from. `source` is "sample", or the file in the data
     root, with a remark where its pixels are not those that the index list was made for.
     `checksum` is the SHA-256 of the uint8 images (of a table: the scaled rows), labels, indices
-    and parts that were used.
+    and parts that were used. `features` say what the columns of a table mean; () for images.
 
     Instances are shared within a process and the tensors share memory: do not write to them.
     """
@@ -50,6 +51,7 @@ class Dataset:
     public_labels: Tensor
     source: str
     checksum: str
+    features: tuple[Feature, ...] = ()
 
     def class_name(self, label: int) -> str:
         """What people call a class; its number where the data do not say."""
@@ -183,6 +185,7 @@ def _dataset(entry: Entry, found: Examples) -> Dataset:
         checksum=readers.arrays_digest(
             {key: getattr(found, key) for key in ("images", "labels", "indices", "split")}
         ),
+        features=entry.features,
     )
 
 

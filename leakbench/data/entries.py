@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakbench.data.features import Feature
+
 if TYPE_CHECKING:
     from leakbench.data.examples import Examples, Whole
 
@@ -58,6 +60,7 @@ class Entry:
             root, or none where there is a sample.
         read_full: the whole set, from the files in the data root; from none where there are none.
         archives: what `leakbench data prepare` fetches.
+        features: of a table, what its columns mean; () elsewhere.
         build: writes those of the root files (second argument, in the order of `root_files`) that
             do not exist, from the archives (first argument); None where there is nothing to do.
     """
@@ -75,6 +78,7 @@ class Entry:
     read: Callable[[Entry, Sequence[Path]], Examples]
     read_full: Callable[[Entry, Sequence[Path]], Whole]
     archives: tuple[Archive, ...] = ()
+    features: tuple[Feature, ...] = ()
     build: Build | None = None
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from leakbench.data import examples, readers
+from leakbench.data import examples, features, readers
 from leakbench.data.entries import LARGEST_SIDE, Entry, OwnData
 from leakbench.data.examples import Examples, Whole
+from leakbench.data.features import Feature
 from leakbench.data.readers import Array
 from leakbench.errors import DataMissing, LeakbenchError
 
@@ -50,13 +51,15 @@ _DAMAGE = (
 class _Found:
     """images (n, *input_shape) uint8 or float32, labels (n,) int64, 0 to K - 1.
 
-    test (n,): which are for testing, None where nothing says so. class_names: K.
+    test (n,): which are for testing, None where nothing says so. class_names: K. features: of a
+    table's columns.
     """
 
     images: Array
     labels: NDArray[np.int64]
     test: NDArray[np.bool_] | None
     class_names: tuple[str, ...]
+    features: tuple[Feature, ...] = ()
 
 
 @functools.lru_cache(maxsize=8)
@@ -98,6 +101,7 @@ def entry(source: OwnData) -> Entry:
         licence="one's own",
         read=read,
         read_full=read_full,
+        features=found.features,
     )
 
 
@@ -109,7 +113,7 @@ def _read_npz(path: Path, size: int | None) -> _Found:
         raise LeakbenchError(f"{path}: size resizes a folder of images, not the arrays of a file")
     found = readers.read_arrays(
         path,
-        ("x", "y", "x_train", "y_train", "x_test", "y_test", "class_names"),
+        ("x", "y", "x_train", "y_train", "x_test", "y_test", "class_names", "columns"),
         LIMIT_BYTES,
     )
     train = [key for key in ("x", "x_train") if key in found]
@@ -140,9 +144,49 @@ def _read_npz(path: Path, size: int | None) -> _Found:
             f"{len(names) - 1}, those of the training part"
         )
     test = np.repeat([False, True], [len(each) for each in images]) if len(images) == 2 else None
+    together = np.concatenate(images)
     return _Found(
-        images=np.concatenate(images), labels=np.concatenate(labels), test=test, class_names=names
+        images=together,
+        labels=np.concatenate(labels),
+        test=test,
+        class_names=names,
+        features=_features(path, found.get("columns"), together),
     )
+
+
+def _features(path: Path, columns: Array | None, rows: Array) -> tuple[Feature, ...]:
+    """What the columns of a table mean: by their names, each a number where they have none."""
+    if rows.ndim != 2:
+        return ()
+    if columns is None:
+        return features.numbers(rows.shape[1])
+    if columns.dtype.kind != "U" or columns.shape != rows.shape[1:]:
+        raise LeakbenchError(
+            f"{path}: array 'columns' is {columns.dtype.name} {columns.shape}; allowed: text, one "
+            f"name for each of the {rows.shape[1]} columns"
+        )
+    names: list[str] = columns.tolist()
+    found = []
+    for name, places in features.named_columns(names).items():
+        category = [column for column in places if "=" in names[column]]
+        if not category and len(places) == 1:
+            found.append(Feature(name=name, kind="number", columns=tuple(places)))
+            continue
+        if len(category) < len(places):
+            raise LeakbenchError(
+                f"{path}: array 'columns' has '{name}' for several columns; allowed: a name for "
+                "one number, or NAME=VALUE for each value of a category"
+            )
+        own = rows[:, places]
+        taken = own.sum(axis=1)
+        if not np.isin(own, (0, 1)).all() or bool((taken > 1).any()):
+            raise LeakbenchError(
+                f"{path}: the columns of category '{name}' are not one-hot; allowed: 0 and 1, and "
+                "at most one 1 in a row"
+            )
+        unknown = len(places) == 1 or bool((taken == 0).any())
+        found.append(Feature(name=name, kind="category", columns=tuple(places), optional=unknown))
+    return tuple(found)
 
 
 def _unit(path: Path, key: str, x: Array) -> Array:

@@ -20,6 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leakbench.data.features import Feature
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -30,6 +32,7 @@ class Comparison:
         reference: (n, *shape), the victims, values in [0, 1].
         candidates: (N, *shape), values in [0, 1]; the victims are among them.
         numbers: (n,) integers in 0..N-1: where in `candidates` each victim is.
+        features: What the columns of a row mean; () for images.
         data_root: Folder of the full data, where a metric may find weights; None if there is none.
     """
 
@@ -38,6 +41,7 @@ class Comparison:
     candidates: Tensor
     numbers: Tensor
     data_root: Path | None = None
+    features: tuple[Feature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

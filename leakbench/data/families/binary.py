@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbench.data.entries import Archive, Entry
+from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
@@ -122,6 +123,10 @@ def _entry(
                 file=archive,
                 urls=(f"https://github.com/privacytrustlab/datasets/raw/master/{archive}",),
             ),
+        ),
+        features=tuple(
+            Feature(name=f"column {place}", kind="category", columns=(place,), optional=True)
+            for place in range(columns)
         ),
         build=functools.partial(build, file=file, shape=shape, classes=classes),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbench.data.entries import Archive, Entry, read_embedded
+from leakbench.data.features import Feature, numbers
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ CATEGORIES = {
     9: "sex",
     13: "native_country",
 }
+VALUES = (8, 16, 7, 14, 6, 5, 2, 41)
+"""Columns of each of these."""
+UNKNOWN = ("workclass", "occupation", "native_country")
+"""Those that some answers leave open: all their columns are 0 then."""
 FIELDS = len(NUMBERS) + len(CATEGORIES) + 1
 
 
@@ -156,6 +161,20 @@ def _records(archive: Path) -> list[list[str]]:
     return records
 
 
+def _adult_features() -> tuple[Feature, ...]:
+    """Of the columns that `build_adult` makes."""
+    found = [
+        Feature(name=name, kind="number", columns=(place,))
+        for place, name in enumerate(NUMBERS.values())
+    ]
+    begun = len(found)
+    for name, values in zip(CATEGORIES.values(), VALUES, strict=True):
+        columns = tuple(range(begun, begun + values))
+        begun += values
+        found.append(Feature(name=name, kind="category", columns=columns, optional=name in UNKNOWN))
+    return tuple(found)
+
+
 ENTRIES = (
     Entry(
         name="breast_cancer",
@@ -170,6 +189,7 @@ ENTRIES = (
         licence="CC BY 4.0",
         read=read_embedded,
         read_full=read_breast_cancer_full,
+        features=numbers(30),
     ),
     Entry(
         name="adult",
@@ -197,5 +217,6 @@ ENTRIES = (
             )
         ),
         build=build_adult,
+        features=_adult_features(),
     ),
 )
