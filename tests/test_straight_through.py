@@ -136,10 +136,22 @@ def test_adam_is_no_sign_behind_his_first_step() -> None:
     assert set(signs) == {("on_batch", False), ("on_batch", True)}
 
 
+STEPS = {"percentile", "quantise", "sign"}
+"""Shipped defenses of updates whose values are steps; the percentile cuts all of these gradients'
+coordinates off at its bound."""
+
 DIFFERENTIABLE = [
     each.name for each in registry.discover("defenses")
-    if each.origin.startswith("leakbench") and each.name != "batch_clip_general"
+    if each.origin.startswith("leakbench") and each.name not in {"batch_clip_general", *STEPS}
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_the_shipped_compressions_are_steps(name: str) -> None:
+    _, weights = network()
+    defense = registry.load("defenses", name)()
+    assert blind(defense, LeakPoint()) == {}
+    assert blind(defense, LeakPoint(type=0)) == {"on_update": set(weights)}
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
