@@ -125,7 +125,7 @@ class TabLeak(MatchingAttack):
         apart = (leak.n, self.restarts)
         inputs = _inputs(leak, solution.points).unflatten(0, apart)
         found = [
-            _pool(leak, *own, self.pooled)
+            pool(leak, *own, self.pooled)
             for own in zip(inputs, solution.loss.unflatten(0, apart), labels, strict=True)
         ]
         answers = torch.stack(
@@ -215,7 +215,7 @@ def _inputs(leak: Leak, points: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pooled:
+class Pooled:
     """One victim's rows of several restarts together, and those of the best alone, both
     (B, *input shape) with categories as zeros and ones; confidence (B,)."""
 
@@ -224,7 +224,7 @@ class _Pooled:
     confidence: Tensor
 
 
-def _pool(leak: Leak, inputs: Tensor, losses: Tensor, labels: Tensor, most: int) -> _Pooled:
+def pool(leak: Leak, inputs: Tensor, losses: Tensor, labels: Tensor, most: int) -> Pooled:
     """Of inputs (restarts, B, *input shape), the `most` with the smallest losses (restarts,)."""
     features = declared(leak.features, leak.input_shape)
     low, high = leak.input_range
@@ -253,7 +253,7 @@ def _pool(leak: Leak, inputs: Tensor, losses: Tensor, labels: Tensor, most: int)
         chosen = encoded(decoded(rows, features), features)
         return (low + (high - low) * chosen).to(inputs.dtype).reshape(inputs.shape[1:])
 
-    return _Pooled(
+    return Pooled(
         pooled=whole(mean),
         best=whole((best - low) / (high - low)),
         confidence=(1 - torch.stack(doubts).mean(dim=0)).to(inputs.dtype),
