@@ -12,7 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from leakbench import registry, trials
+from leakbench import registry
+from leakbench.answers import check_answer, loss_of, with_honest_status
 from leakbench.captured import CapturedLeak
 from leakbench.contracts import Attack, Leak, Reconstruction, Watch
 from leakbench.errors import LeakbenchError
@@ -139,10 +140,9 @@ def answer(
         return Answer(name=attack.name, knowledge=knowledge, attack=attack, reason=reason)
     for look in leak.observations:
         look.forget()
-    # The contract is checked where trials check it; that module is part of identities.
-    trials._check(result, leak, attack.name)
-    result = trials._with_honest_status(result)
-    loss_true = trials._loss(attack, leak, captured.truth, captured.truth_labels)
+    check_answer(result, leak, attack.name)
+    result = with_honest_status(result)
+    loss_true = loss_of(attack, leak, captured.truth, captured.truth_labels)
     for look in leak.observations:
         look.forget()
     return Answer(

@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from leakbench import registry
+from leakbench.answers import check_answer, loss_of, with_honest_status
 from leakbench.chunks import Chunk, ChunkResult, batch_from
 from leakbench.contracts import (
     Attack,
     Defense,
     Gradients,
-    HasLoss,
     Leak,
     LeakFacts,
     LeakPoint,
     Model,
-    Reconstruction,
     Replay,
     Weights,
     concatenate,
@@ -40,7 +39,7 @@ from leakbench.information import Bound, Held, bound_under, fingerprint, held_by
 from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
 from leakbench.networks import build_defense, first_network, model_of
-from leakbench.optim import PAD, with_copies
+from leakbench.optim import PAD
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.priors import GaussianPrior
 from leakbench.sampling import partition
@@ -50,7 +49,6 @@ from leakbench.training import Batch, public_gradients
 from leakbench.training_schedule import Schedule
 from leakbench.trial_records import AttackedChunk, arrays_of, records_of
 from leakbench.victims import Victims
-from leakbench.weights import computed_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,13 +256,13 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     seen.require_untouched(attack.name)
     for look in leak.observations:
         look.forget()
-    _check(result, leak, attack.name)
+    check_answer(result, leak, attack.name)
     for name, answer in result.members.items():
-        _check(answer, leak, f"{attack.name}, {name}")
-    result = _with_honest_status(result)
+        check_answer(answer, leak, f"{attack.name}, {name}")
+    result = with_honest_status(result)
     batches = (leak.n, leak.batch_size)
     truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
-    loss_true = _loss(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
+    loss_true = loss_of(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
     images, places = victims.in_place(result.inputs.detach().cpu())
     attacked_chunk = AttackedChunk(
         images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
@@ -507,63 +505,3 @@ class _Seen:
 
 def _same_bits(one: Tensor, two: Tensor) -> bool:
     return bool(((one == two) | (one.isnan() & two.isnan())).all())
-
-
-def _check(result: Reconstruction, leak: Leak, name: str) -> None:
-    """The attack's side of the contract, in shapes, types and ranges."""
-    if not isinstance(result, Reconstruction):
-        raise LeakbenchError(
-            f"attack '{name}': returned {type(result).__name__}, no Reconstruction"
-        )
-    n, images = leak.n, (leak.n, leak.batch_size, *leak.input_shape)
-    shapes = {
-        "inputs": images, "start_inputs": images, "labels": images[:2],
-        "loss": (n,), "start_loss": (n,), "steps": (n,), "evaluations": (n,),
-    }  # fmt: skip
-    for field, wanted in shapes.items():
-        value = getattr(result, field)
-        if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            text = f"returned {field} of shape {found}, the contract asks for {wanted}"
-            raise LeakbenchError(f"attack '{name}': {text}")
-        whole = field in ("labels", "steps", "evaluations")
-        if whole == value.is_floating_point():
-            kind = "whole numbers" if whole else "floating point"
-            raise LeakbenchError(f"attack '{name}': {field} are {value.dtype}, not {kind}")
-        top = leak.classes - 1 if field == "labels" else math.inf
-        if whole and not bool(((value >= 0) & (value <= top)).all()):
-            raise LeakbenchError(f"attack '{name}': {field} must be from 0 to {top}")
-    sure = result.confidence
-    if sure is not None and (
-        tuple(sure.shape) != images[:2] or not bool(((sure >= 0) & (sure <= 1)).all())
-    ):
-        raise LeakbenchError(
-            f"attack '{name}': confidence must be of shape {images[:2]} and from 0 to 1"
-        )
-    if len(result.status) != n:
-        raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {n} victims")
-    for status in result.status:
-        if status not in ("converged", "steps", "nan"):
-            text = f"status {status!r}; allowed: converged, steps, nan"
-            raise LeakbenchError(f"attack '{name}': {text}")
-
-
-def _with_honest_status(result: Reconstruction) -> Reconstruction:
-    """A reconstruction that is not finite ended in nan, whatever the attack says."""
-    finite = torch.isfinite(result.inputs).flatten(1).all(dim=1).tolist()
-    status = tuple(s if ok else "nan" for s, ok in zip(result.status, finite, strict=True))
-    return replace(result, status=status)
-
-
-def _loss(attack: Attack, leak: Leak, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The attack's loss of all victims, padded like every batched call; nan where it has none."""
-    if not isinstance(attack, HasLoss):
-        return torch.full((leak.n,), math.nan, dtype=leak.dtype, device=leak.device)
-    rows = torch.arange(leak.n, device=leak.device)
-    alone = computed_alone(leak.observations[0].weights)
-    with torch.no_grad():
-        losses = [
-            attack.loss(leak, inputs[some], labels[some], some)
-            for some in (rows.split(1) if alone else [with_copies(rows)])
-        ]
-    return torch.cat(losses)[: leak.n]
