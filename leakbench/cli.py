@@ -11,7 +11,18 @@ import sys
 
 import typer
 
-from leakbench.commands import about, account, compare, data, figure, panel, queue, report, run
+from leakbench.commands import (
+    about,
+    account,
+    compare,
+    data,
+    demo,
+    figure,
+    panel,
+    queue,
+    report,
+    run,
+)
 from leakbench.commands.output import say
 from leakbench.errors import LeakbenchError, WorkerLost
 
@@ -29,7 +40,7 @@ app.add_typer(data_app, name="data")
 
 app.command("list")(about.list_command)
 for command in (
-    run.run, queue.queue, run.cloak, panel.panel, run.validate,
+    demo.demo, run.run, queue.queue, run.cloak, panel.panel, run.validate,
     report.report, report.gallery, report.rescore, report.pack, figure.figure, compare.compare,
     account.account, about.doctor,
 ):  # fmt: skip

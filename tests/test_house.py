@@ -22,8 +22,9 @@ LONGEST = 600  # lines of a file that is read in one sitting
 TOO_LONG: set[str] = set()
 IN_A_CYCLE: set[frozenset[str]] = set()
 
-# Names of plugins that mean other things as well: a knowledge, levels and samplings, a baseline.
-WORDS = {"candidates", "none", "start_image"}
+# Names of plugins that mean other things as well: a knowledge, levels and samplings, a part of an
+# audit, a baseline.
+WORDS = {"candidates", "none", "panel", "start_image"}
 
 # Modules that read the mechanism of another library as one of ours, by the registry.
 BRIDGES = {"leakbench.dp_config", "leakbench.dp_libraries"}

@@ -107,8 +107,8 @@ def layout(rows: Sequence[Row], columns: Sequence[Column], legend_lines: int) ->
         tops.append(top)
         top += SIDE + CAPTION + GAP if row.pictures else TEXT_ROW
     return Layout(
-        width=_whole(left + MARGIN),
-        height=_whole(top + MARGIN + LEGEND_LINE * legend_lines + MARGIN),
+        width=whole(left + MARGIN),
+        height=whole(top + MARGIN + LEGEND_LINE * legend_lines + MARGIN),
         lefts=tuple(lefts),
         tops=tuple(tops),
     )
@@ -131,7 +131,7 @@ class Sheet(Figure):
         return self.png()
 
 
-class _Drawing:
+class Drawing:
     """A figure that is drawn on in whole pixels from the top left."""
 
     def __init__(self, place: Layout) -> None:
@@ -210,7 +210,7 @@ def render(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]
 def sheet_of(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[str]) -> Sheet:
     """The figure of these rows, with the lines of the legend below."""
     with matplotlib.style.context("default"):
-        sheet = _Drawing(layout(rows, columns, len(legend)))
+        sheet = Drawing(layout(rows, columns, len(legend)))
         _heads(sheet, columns)
         for number, row in enumerate(rows):
             _row(sheet, number, row)
@@ -220,7 +220,7 @@ def sheet_of(columns: Sequence[Column], rows: Sequence[Row], legend: Sequence[st
         return sheet.figure
 
 
-def _heads(sheet: _Drawing, columns: Sequence[Column]) -> None:
+def _heads(sheet: Drawing, columns: Sequence[Column]) -> None:
     """Method over all its columns, attacker over each."""
     lefts, base = sheet.place.lefts, MARGIN + HEADER - 12
     for left, column in zip(lefts, columns, strict=True):
@@ -239,7 +239,7 @@ def _heads(sheet: _Drawing, columns: Sequence[Column]) -> None:
         sheet.rule(left, right, base - 17)
 
 
-def _row(sheet: _Drawing, number: int, row: Row) -> None:
+def _row(sheet: Drawing, number: int, row: Row) -> None:
     name, *details = row.label
     y = top = sheet.place.tops[number]
     for line in textwrap.wrap(name, LABEL_LETTERS):
@@ -253,10 +253,11 @@ def _row(sheet: _Drawing, number: int, row: Row) -> None:
         for count, line in enumerate(textwrap.wrap(row.text, letters)[:2]):
             sheet.text(sheet.place.lefts[0], top + 18 * count, line, size=9, colour=FAINT)
     for column, picture in enumerate(row.pictures):
-        _picture(sheet, sheet.place.box(number, column), picture)
+        draw_picture(sheet, sheet.place.box(number, column), picture)
 
 
-def _picture(sheet: _Drawing, box: Box, picture: Picture) -> None:
+def draw_picture(sheet: Drawing, box: Box, picture: Picture) -> None:
+    """A picture in the middle of its box, framed, and its caption below."""
     middle = box.left + box.width / 2
     if picture.image is None:
         text, y = picture.caption or "-", box.top + box.height / 2
@@ -295,7 +296,7 @@ def enlarged(image: Image) -> NDArray[np.uint8]:
     return result
 
 
-def _whole(pixels: int) -> int:
+def whole(pixels: int) -> int:
     """The next size that matplotlib, which counts in inches, does not cut by a pixel."""
     while int(pixels / DPI * DPI) != pixels:
         pixels += 1
