@@ -1,0 +1,457 @@
+"""The audit of one training: what it gives away, to whom, and whether a claim about it holds.
+
+    import leakbench as lb
+
+    config = lb.DPConfig.from_opacus(engine, optimizer, loader, epochs=3)
+    report = lb.audit(model, loader, config, claim=lb.Claim(epsilon=8, delta=1e-5))
+    report.save("audit.html")
+
+Nothing is written before `save`, and model, optimiser and torch's random numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from leakbench.audits import attacked, observing
+from leakbench.audits.advice import Target, advise, changed
+from leakbench.audits.attacked import Attacks
+from leakbench.audits.blackbox import Mechanism, audit_mechanism
+from leakbench.audits.claims import judge
+from leakbench.audits.findings import (
+    Advice,
+    AuditReport,
+    Claim,
+    ClaimFinding,
+    MeasuredFinding,
+    ObserverFinding,
+    PanelFinding,
+)
+from leakbench.audits.opacus_boxes import OptimizerBox, is_optimizer
+from leakbench.audits.trying import Tried, train_briefly
+from leakbench.contracts import Model, Weights
+from leakbench.dp_config import DPConfig
+from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.spec import Observer
+from leakbench.user_models import UserModel, read_module
+
+Data = tuple[Tensor, Tensor] | Iterable[Any]
+"""(inputs, labels); or a loader, or a data set of torch, that gives them."""
+
+
+def audit(
+    model: nn.Module | Model,
+    data: Data,
+    config: DPConfig | Mechanism | object,
+    *,
+    claim: Claim | None = None,
+    mechanism: Mechanism | object | None = None,
+    loss: str | nn.Module = "cross_entropy",
+    weights: Weights | None = None,
+    trained: Weights | None = None,
+    target: Target | None = None,
+    candidates: int = 1000,
+    victims: int = 8,
+    attacks: Attacks = "by size",
+    attack_seconds: float = 30.0,
+    trials: int = 10_000,
+    train_seconds: float = 0.0,
+    input_range: tuple[float, float] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    seed: int = 0,
+) -> AuditReport:
+    """What a training gives away, to whom, whether a claim about it holds, and what to change.
+
+    Args:
+        model: the network at the start of training, or wherever it is: the first checkpoint.
+        data: what it is trained on, or examples of the kind: the first `candidates` are the list
+            among which victims are to be named, and the first `victims` of them are attacked.
+        config: what the mechanism is. Or a black box alone: a callable (see `audits.blackbox`), of
+            which `claim` must say clip, sensitivity and noise_std; or an optimiser of Opacus.
+        claim: to be judged.
+        mechanism: the code that runs, beside its configuration, as a black box: a callable or an
+            optimiser of Opacus. Without one leakbench's own code of the configuration is measured.
+        loss: as for `api.leak`. weights: of a `Model`.
+        trained: weights at the end of training: the last checkpoint. None: those of `train_seconds`
+            of training with the mechanism, if that is above 0; else there is no last checkpoint.
+        target: of the advice; None: epsilon <= 8, and 1 of 100 named, from the final model.
+        attacks: by name, with parameters or without; "by size" of the network: second-order and
+            line-search attackers up to 200,000 parameters, above it candidates, analytic and
+            GradInv. () for none.
+        attack_seconds: for each attack, observer and checkpoint; longer ones are cut, and say so.
+        trials: of each canary.
+        train_seconds: what a training may take, with the noise that is and with the noise that is
+            advised; 0: none is trained.
+        progress: is told what is done next.
+
+    Raises:
+        LeakbenchError: data, model or mechanism that cannot be audited, in one sentence.
+    """
+    begun = time.perf_counter()
+    require_at_least("audit", 1, victims=victims)
+    require_at_least("audit", 2, candidates=candidates)
+    settings, box = _mechanism(config, mechanism)
+    target = Target() if target is None else target
+    inputs, labels = _examples(data, max(candidates, victims))
+    user = _user(model, loss, weights, inputs)
+    count = min(candidates, len(inputs))
+    not_tried = list(_limits(settings, count, candidates))
+    warnings = list(user.notes)
+    if settings is None:
+        assert box is not None
+        progress("black box")
+        measured = _black_box(box, user.weights, claim, None, trials, seed)
+        claims = () if claim is None else judge(claim, None, measured, foreign=True)
+        observers = (_unknown_observer(measured, claim, count),)
+        return _report(
+            claim, None, observers, claims, (), target, count, not_tried, warnings, begun
+        )
+
+    warnings += settings.warnings
+    promised = observing.promises(settings, user.weights)
+    measured_at = _measurements(settings, box, promised, user.weights, trials, seed, progress)
+    claims = ()
+    if claim is not None:
+        claims = judge(claim, settings, _decisive(measured_at), foreign=box is not None)
+    progress("advice")
+    advice = advise(settings, target, count) if count > 1 else ()
+    first: Tried | None = None
+    if train_seconds > 0:
+        advice, first, notes = _costs(
+            settings, advice, user, inputs, labels, train_seconds, seed, progress
+        )
+        not_tried += notes
+    ended = trained if trained is not None else None if first is None else first.weights
+    panels, missing = _panels(
+        model, user, settings, promised, ended, (inputs, labels), count, victims, attacks,
+        loss=loss, seconds=attack_seconds, input_range=input_range, seed=seed, progress=progress,
+    )  # fmt: skip
+    not_tried += missing
+    if ended is None:
+        not_tried.append(
+            "The last checkpoint: the network was attacked as it was handed over only."
+        )
+    observers = tuple(
+        _observer(promise, settings, count, measured_at, panels) for promise in promised
+    )
+    return _report(
+        claim, settings, observers, claims, advice, target, count, not_tried, warnings, begun
+    )
+
+
+# ---------------------------------------------------------------------------- what is given
+
+
+def _mechanism(
+    config: object, mechanism: object | None
+) -> tuple[DPConfig | None, Mechanism | None]:
+    """The configuration, and the black box, one of them at least."""
+    settings = config if isinstance(config, DPConfig) else None
+    code = mechanism if settings is not None else config
+    if settings is None and mechanism is not None:
+        raise LeakbenchError("audit: beside a mechanism, config must be a DPConfig")
+    if code is None:
+        return settings, None
+    if is_optimizer(code):
+        return settings, OptimizerBox(code)
+    if not callable(code):
+        raise LeakbenchError(
+            f"audit: {code!r:.60} is no mechanism; allowed: a DPConfig, a callable from gradients "
+            "to a release, or an optimiser of Opacus"
+        )
+    return settings, cast(Mechanism, code)
+
+
+def _examples(data: Data, most: int) -> tuple[Tensor, Tensor]:
+    """The first `most` inputs and labels."""
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        inputs, labels = data
+        return torch.as_tensor(inputs)[:most], torch.as_tensor(labels)[:most]
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    for x, y in _batches(data):
+        xs.append(x)
+        ys.append(y)
+        if sum(map(len, ys)) >= most:
+            break
+    if not xs:
+        raise LeakbenchError("audit: the data are empty")
+    return torch.cat(xs)[:most], torch.cat(ys)[:most]
+
+
+def _batches(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a loader; examples of a data set, one by one."""
+    loaded = hasattr(data, "batch_size") or hasattr(data, "batch_sampler")
+    with torch.random.fork_rng(devices=[]):  # a loader shuffles by torch's own generator
+        items = iter(data) if loaded or not hasattr(data, "__getitem__") else _rows(data)
+        for item in items:
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                raise LeakbenchError("audit: the data must give pairs (inputs, labels)")
+            x, y = (torch.as_tensor(part) for part in item)
+            yield (x, y) if loaded or y.ndim else (x[None], y[None])
+
+
+def _rows(data: Any) -> Iterator[Any]:
+    return (data[place] for place in range(len(data)))
+
+
+def _user(
+    model: nn.Module | Model, loss: str | nn.Module, weights: Weights | None, inputs: Tensor
+) -> UserModel:
+    if isinstance(model, nn.Module):
+        found = read_module(model, loss=loss, inputs=inputs)
+        return found if weights is None else dataclasses.replace(found, weights=dict(weights))
+    if weights is None:
+        raise LeakbenchError("audit: a Model holds no weights; give `weights`, or an nn.Module")
+    return UserModel(model=model, weights=dict(weights))
+
+
+# ---------------------------------------------------------------------------- measured
+
+
+def _black_box(
+    box: Mechanism, weights: Weights, claim: Claim | None, config: DPConfig | None, trials: int,
+    seed: int,
+) -> MeasuredFinding:  # fmt: skip
+    """Of the code that runs, against its configuration, else against what is claimed."""
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if config is not None:
+        if not config.bound < float("inf"):
+            raise LeakbenchError("audit: a mechanism that does not clip cannot be measured")
+        std = config.noise_std
+        mu = config.sensitivity / std if std > 0 else float("inf")
+        whole = config.unit == "client" or config.noise_on == "example"
+        fixed = whole or config.sampling != "poisson"
+        return audit_mechanism(
+            box, shapes, clip=config.bound, claimed_mu=mu, delta=config.delta,
+            batch_size=1 if config.unit == "client" else config.batch_size,
+            removes=not fixed, trials=trials, seed=seed,
+        )  # fmt: skip
+    own = box.claim() if isinstance(box, OptimizerBox) else claim
+    if own is None or own.clip is None or own.noise_std is None:
+        raise LeakbenchError(
+            "audit: of a black box alone the claim must say clip and noise_std (and sensitivity), "
+            "or give its DPConfig"
+        )
+    moved = own.clip if own.sensitivity is None else own.sensitivity
+    mu = moved / own.noise_std if own.noise_std > 0 else float("inf")
+    replaces = own.relation == "replace_one"
+    return audit_mechanism(
+        box, shapes, clip=own.clip, claimed_mu=mu, delta=own.delta or 1e-5,
+        replace_mu=mu if replaces else None, trials=trials, seed=seed,
+    )  # fmt: skip
+
+
+def _measurements(
+    config: DPConfig, box: Mechanism | None, promised: Sequence[observing.Promise],
+    weights: Weights, trials: int, seed: int, progress: Callable[[str], None],
+) -> dict[Observer, MeasuredFinding]:  # fmt: skip
+    """One look of each observer who is promised something; of a black box, the one it shows."""
+    found: dict[Observer, MeasuredFinding] = {}
+    if box is not None:
+        progress("black box")
+        where: Observer = "type2" if config.noise_on == "example" else "server"
+        if config.noise_on == "update" and config.noise_at == "client":
+            where = "type1"
+        return {where: _black_box(box, weights, None, config, trials, seed)}
+    for promise in promised:
+        progress(f"canary at {promise.observer}")
+        measured = observing.measured_by_canary(config, promise, weights, trials=trials, seed=seed)
+        if measured is not None:
+            found[promise.observer] = measured
+    return found
+
+
+def _decisive(found: Mapping[Observer, MeasuredFinding]) -> MeasuredFinding | None:
+    """The measurement that contradicts what is configured, if one does; else any."""
+    ordered = sorted(found.values(), key=lambda one: one.verdict != "above")
+    return ordered[0] if ordered else None
+
+
+# ---------------------------------------------------------------------------- attacked, trained
+
+
+def _panels(
+    model: nn.Module | Model, user: UserModel, config: DPConfig,
+    promised: Sequence[observing.Promise], ended: Weights | None, data: tuple[Tensor, Tensor],
+    count: int, victims: int, attacks: Attacks, *, loss: str | nn.Module, seconds: float,
+    input_range: tuple[float, float] | None, seed: int, progress: Callable[[str], None],
+) -> tuple[dict[str, tuple[PanelFinding, ...]], list[str]]:  # fmt: skip
+    """Observer -> what attackers got, and what did not run."""
+    named = attacked.chosen(attacks, user.weights)
+    if not named:
+        return {}, ["Attacks: none was asked for."]
+    inputs, labels = data
+    some = (inputs[: min(victims, count)], labels[: min(victims, count)])
+    found: dict[str, tuple[PanelFinding, ...]] = {}
+    missing: list[str] = []
+    for observer, (tap, alone) in attacked.views(config, promised).items():
+        for checkpoint, used in (("first", user.weights), ("last", ended)):
+            if used is None:
+                continue
+            got, reasons = attacked.attack_view(
+                model, tap, alone, some, (inputs[:count], labels[:count]), named,
+                checkpoint=checkpoint, loss=loss, weights=used,  # type: ignore[arg-type]
+                input_range=input_range, seconds=seconds, seed=seed, progress=progress,
+            )  # fmt: skip
+            found[observer] = (*found.get(observer, ()), *got)
+            missing += reasons
+    return found, list(dict.fromkeys(missing))
+
+
+def _costs(
+    config: DPConfig, advice: Sequence[Advice], user: UserModel, inputs: Tensor, labels: Tensor,
+    seconds: float, seed: int, progress: Callable[[str], None],
+) -> tuple[tuple[Advice, ...], Tried | None, list[str]]:  # fmt: skip
+    """Accuracy with the noise that is, and with each advice that has a value."""
+    progress("training as it is")
+    try:
+        now = train_briefly(user, inputs, labels, config, seconds=seconds, seed=seed)
+    except LeakbenchError as error:
+        return tuple(advice), None, [f"What it costs in accuracy: {error}."]
+    found = []
+    for one in advice:
+        if one.needed is None or one.change != "noise_multiplier":
+            found.append(one)
+            continue
+        progress(f"training with {one.change} {one.needed:g}")
+        other = train_briefly(
+            user, inputs, labels, changed(config, one), seconds=seconds, seed=seed,
+            rounds=now.rounds,
+        )  # fmt: skip
+        text = (
+            f"{one.sentence} After {now.rounds:,} steps on {now.examples:,} examples its accuracy "
+            f"on {now.tested:,} others is {other.accuracy:.1%}, against {now.accuracy:.1%} as it is."
+        )
+        found.append(
+            dataclasses.replace(
+                one, sentence=text, accuracy_now=now.accuracy, accuracy_needed=other.accuracy
+            )
+        )
+    note = f"Accuracy after the whole training: {now.rounds:,} of {config.steps:,} steps were run."
+    return tuple(found), now, [note] if now.rounds < config.steps else []
+
+
+# ---------------------------------------------------------------------------- the report
+
+
+def _observer(
+    promise: observing.Promise, config: DPConfig, count: int,
+    measured: Mapping[Observer, MeasuredFinding], panels: Mapping[str, tuple[PanelFinding, ...]],
+) -> ObserverFinding:  # fmt: skip
+    found = observing.finding(promise, delta=config.delta, candidates=count)
+    found = dataclasses.replace(
+        found,
+        measured=measured.get(promise.observer),
+        panel=panels.get(promise.observer, ()),
+    )
+    return dataclasses.replace(found, verdict=_sentence(found))
+
+
+def _sentence(found: ObserverFinding) -> str:
+    """The worst of what was seen, and the most that is possible."""
+    best = [
+        (rate, kind)
+        for one in found.panel
+        for rate, kind in ((one.exact, "recovered exactly"), (one.identified, "named"),
+                           (one.matched, "named"))
+        if rate is not None
+    ]  # fmt: skip
+    parts = []
+    if best:
+        rate, kind = max(best, key=lambda pair: pair[0].count / max(pair[0].trials, 1))
+        low, high = (round(100 * end) for end in (rate.low, rate.high))
+        among = f" among {found.candidates:,}" if kind == "named" else ""
+        parts.append(
+            f"from one release, {rate.count} of {rate.trials} were {kind}{among} (of 100, {low} to "
+            f"{high})"
+        )
+    if found.level == "none":
+        parts.append(f"nothing is promised: {found.reason}")
+    else:
+        looks = "the whole training" if found.looks is None else f"{found.looks:,} releases"
+        parts.append(f"no attack can name more than {100 * found.ceiling:.3g} of 100 from {looks}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _unknown_observer(
+    measured: MeasuredFinding, claim: Claim | None, count: int
+) -> ObserverFinding:
+    """Who sees a release of code of which nothing else is known."""
+    above = measured.verdict == "above"
+    text = f"One release shows mu of at least {measured.mu:.3g}"
+    text += ", more than is claimed." if above else ", which does not contradict the claim."
+    return ObserverFinding(
+        observer="server", who="whoever sees one release", level="none",
+        reason="the mechanism is a black box: only a lower bound can be measured", looks=1,
+        epsilon_add_remove=None, epsilon_replace_one=None, delta=(claim and claim.delta) or 1e-5,
+        mu=None, candidates=count, ceiling=1.0, one_look_ceiling=1.0, measured=measured,
+        verdict=text,
+    )  # fmt: skip
+
+
+def _limits(config: DPConfig | None, count: int, asked: int) -> Iterator[str]:
+    yield "Attackers who change what they send (a malicious server), and side channels."
+    if config is not None and config.unit == "example" and config.batch_size > 1:
+        yield (
+            f"Attacks on whole batches of {config.batch_size:,}: the attacker was given everybody "
+            "else in the batch, which is the worst case and needs less computing."
+        )
+    if config is not None and config.unit == "client":
+        yield "Attacks on clients with many examples: each had one, which is the worst case."
+    if count < asked:
+        yield f"A list of {asked:,} candidates: the data hold {count:,}."
+
+
+def _report(
+    claim: Claim | None, config: DPConfig | None, observers: tuple[ObserverFinding, ...],
+    claims: tuple[ClaimFinding, ...], advice: tuple[Advice, ...], target: Target, count: int,
+    not_tried: Sequence[str], warnings: Sequence[str], begun: float,
+) -> AuditReport:  # fmt: skip
+    question = "What does this training give away of one "
+    question += "client" if config is not None and config.unit == "client" else "example"
+    question += ", to whom?" if claim is None else ", to whom, and does the claim hold?"
+    wanted: dict[str, float] = {"candidates": float(count)}
+    for name in ("epsilon", "identified"):
+        if (value := getattr(target, name)) is not None:
+            wanted[name] = value
+    return AuditReport(
+        question=question,
+        setting="A black box: code of which nothing is known." if config is None
+        else config.describe(),
+        config={} if config is None else _fields(config),
+        observers=observers,
+        claims=claims,
+        advice=advice,
+        target=wanted,
+        not_tried=tuple(dict.fromkeys(not_tried)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        versions={
+            "leakbench": version("leakbench"), "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        seconds=round(time.perf_counter() - begun, 1),
+    )  # fmt: skip
+
+
+def _fields(config: DPConfig) -> dict[str, Any]:
+    """Its fields as JSON has them: a report that is read again is the one that was written."""
+
+    def plain(value: Any) -> Any:
+        return tuple(plain(one) for one in value) if isinstance(value, tuple) else value
+
+    left_out = ("warnings",)
+    return {
+        one.name: plain(getattr(config, one.name))
+        for one in dataclasses.fields(config)
+        if one.name not in left_out
+    }
