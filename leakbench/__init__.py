@@ -16,6 +16,8 @@ import leakbench.arithmetic  # noqa: F401  settles it
 
 if TYPE_CHECKING:
     from leakbench.api import attack, check_attack, check_defense, leak
+    from leakbench.audits.advice import Target
+    from leakbench.audits.auditing import audit
     from leakbench.audits.findings import Claim
     from leakbench.comparing import compare
     from leakbench.dp_config import DPConfig
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 _PLACES = {
     "Claim": "leakbench.audits.findings",
     "DPConfig": "leakbench.dp_config",
+    "Target": "leakbench.audits.advice",
     "attack": "leakbench.api",
+    "audit": "leakbench.audits.auditing",
     "check_attack": "leakbench.api",
     "check_defense": "leakbench.api",
     "compare": "leakbench.comparing",
@@ -36,8 +40,10 @@ _PLACES = {
 __all__ = [
     "Claim",
     "DPConfig",
+    "Target",
     "__version__",
     "attack",
+    "audit",
     "check_attack",
     "check_defense",
     "compare",

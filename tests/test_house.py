@@ -27,7 +27,7 @@ IN_A_CYCLE: set[frozenset[str]] = set()
 WORDS = {"candidates", "none", "panel", "start_image"}
 
 # Modules that read the mechanism of another library as one of ours, by the registry.
-BRIDGES = {"leakbench.dp_config", "leakbench.dp_libraries"}
+BRIDGES = {"leakbench.audits.attacked", "leakbench.dp_config", "leakbench.dp_libraries"}
 
 
 def modules(root: Path) -> dict[str, Path]:

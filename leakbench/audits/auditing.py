@@ -43,6 +43,8 @@ from leakbench.errors import LeakbenchError, require_at_least
 from leakbench.spec import Observer
 from leakbench.user_models import UserModel, read_module
 
+_BY_GUESSING = 10.0  # times what guessing names: 1 of 100 among 1,000
+
 Data = tuple[Tensor, Tensor] | Iterable[Any]
 """(inputs, labels); or a loader, or a data set of torch, that gives them."""
 
@@ -82,7 +84,8 @@ def audit(
         loss: as for `api.leak`. weights: of a `Model`.
         trained: weights at the end of training: the last checkpoint. None: those of `train_seconds`
             of training with the mechanism, if that is above 0; else there is no last checkpoint.
-        target: of the advice; None: epsilon <= 8, and 1 of 100 named, from the final model.
+        target: of the advice; None: epsilon <= 8, and 1 of 100 named, from the final model (of
+            fewer than 1,000 candidates: 10 times what guessing names).
         attacks: by name, with parameters or without; "by size" of the network: second-order and
             line-search attackers up to 200,000 parameters, above it candidates, analytic and
             GradInv. () for none.
@@ -99,10 +102,11 @@ def audit(
     require_at_least("audit", 1, victims=victims)
     require_at_least("audit", 2, candidates=candidates)
     settings, box = _mechanism(config, mechanism)
-    target = Target() if target is None else target
     inputs, labels = _examples(data, max(candidates, victims))
     user = _user(model, loss, weights, inputs)
     count = min(candidates, len(inputs))
+    if target is None:
+        target = Target(identified=min(1.0, max(0.01, _BY_GUESSING / count)))
     not_tried = list(_limits(settings, count, candidates))
     warnings = list(user.notes)
     if settings is None:
@@ -329,7 +333,8 @@ def _costs(
         )  # fmt: skip
         text = (
             f"{one.sentence} After {now.rounds:,} steps on {now.examples:,} examples its accuracy "
-            f"on {now.tested:,} others is {other.accuracy:.1%}, against {now.accuracy:.1%} as it is."
+            f"on {now.tested:,} others is {other.accuracy:.1%}, against {now.accuracy:.1%} as it "
+            "is."
         )
         found.append(
             dataclasses.replace(
@@ -447,7 +452,7 @@ def _fields(config: DPConfig) -> dict[str, Any]:
     """Its fields as JSON has them: a report that is read again is the one that was written."""
 
     def plain(value: Any) -> Any:
-        return tuple(plain(one) for one in value) if isinstance(value, tuple) else value
+        return [plain(one) for one in value] if isinstance(value, tuple) else value
 
     left_out = ("warnings",)
     return {

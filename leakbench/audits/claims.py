@@ -53,6 +53,8 @@ def judge(
         found.append(_of_noise(claim, claim.noise_std, config))
     if claim.epsilon is not None:
         found.append(_of_epsilon(claim, claim.epsilon, config, measured))
+    if measured is not None and (config is None or claim.relation == "add_remove"):
+        found += _of_ratio(claim, measured)
     if not found:
         raise LeakbenchError(
             "claim: nothing there can be checked; give epsilon and delta, or clip beside "
@@ -120,6 +122,33 @@ def _of_noise(claim: Claim, std: float, config: DPConfig) -> ClaimFinding:
         verdict=_CONFIGURED if _less(config.noise_std, std) else "holds",
         arithmetic=(f"{line}; claimed: {std:.6g}.",),
     )
+
+
+def _of_ratio(claim: Claim, measured: MeasuredFinding) -> list[ClaimFinding]:
+    """Sensitivity and noise together, where what was measured is more than their ratio."""
+    if claim.sensitivity is None or not claim.noise_std:
+        return []
+    ratio = claim.sensitivity / claim.noise_std
+    if not measured.mu > ratio:
+        return []
+    shown = (
+        "has no bound (a release without noise, or with old noise)" if measured.mu == math.inf
+        else f"is at least {measured.mu:.4g}"
+    )  # fmt: skip
+    return [
+        ClaimFinding(
+            claim=claim,
+            statement=f"sensitivity {claim.sensitivity:.6g} and noise of standard deviation "
+            f"{claim.noise_std:.6g} together",
+            verdict="contradicted by measurement",
+            arithmetic=(
+                f"mu = {claim.sensitivity:.6g} / {claim.noise_std:.6g} = {ratio:.4g} a release.",
+                f"Measured ({measured.trials:,} trials, canary {measured.canary}): mu {shown}, "
+                f"with confidence {measured.confidence:.4%}.",
+            ),
+            trials=measured.trials,
+        )
+    ]
 
 
 def _of_epsilon(

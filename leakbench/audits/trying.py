@@ -1,4 +1,4 @@
-"""A short training with a mechanism, within a time: for the last checkpoint, and what noise costs."""
+"""A short training with a mechanism, within a time: the last checkpoint, and what noise costs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,132 @@
+"""`lb.audit` end to end: a configuration, a black box, both, an optimiser of Opacus."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leakbench as lb
+from leakbench.audits.findings import AuditReport, without_pictures
+from leakbench.data import load
+from leakbench.errors import LeakbenchError
+from leakbench.privacy.account import epsilon
+
+Data = tuple[Tensor, Tensor]
+CONFIG = {
+    "clip": 1.0, "noise_multiplier": 1.0, "batch_size": 8, "examples": 40, "steps": 20,
+    "learning_rate": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    digits = load("mnist")
+    return digits.candidates[:40, :, ::4, ::4].contiguous(), digits.candidate_labels[:40]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(49, 8), nn.Sigmoid(), nn.Linear(8, 10))
+
+
+def mechanism(std: float, forgotten: str = "") -> Any:
+    """Flat clipping to 1, noise on the sum, but not on one tensor."""
+
+    def release(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        flat = torch.cat([value.flatten(1) for value in gradients.values()], dim=1)
+        factors = (1 / torch.linalg.vector_norm(flat, dim=1).clamp(min=1e-12)).clamp(max=1)
+        return {
+            name: torch.tensordot(factors, value, dims=1)
+            + (0 if name == forgotten else std) * torch.randn(value.shape[1:])
+            for name, value in gradients.items()
+        }
+
+    return release
+
+
+def test_a_configuration_is_accounted_measured_attacked_and_advised_on(
+    model: nn.Module, data: Data
+) -> None:
+    config = lb.DPConfig(**CONFIG)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    report = lb.audit(
+        model, data, config, claim=lb.Claim(epsilon=0.1, delta=1e-5), trials=300, victims=3,
+        attacks=["candidates"],
+    )  # fmt: skip
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+    seen = {one.observer: one for one in report.observers}
+    assert list(seen) == ["model", "server", "type1", "type2"]
+    exact = epsilon(config.events(), 1e-5, relation="add_remove").epsilon
+    assert seen["model"].epsilon_add_remove == exact
+    assert seen["type2"].level == "none" and seen["type2"].ceiling == 1
+    assert seen["server"].measured is not None and seen["server"].measured.verdict == "within"
+    assert seen["server"].one_look_ceiling < seen["server"].ceiling < 1
+    # Nothing but clipping stands before the nearest observer: the list names every victim.
+    (attack,) = seen["type2"].panel
+    assert attack.matched is not None and attack.matched.count == attack.matched.trials == 3
+
+    assert report.contradicted and report.claims[0].verdict == "contradicted by a proof"
+    noise = report.advice[0]
+    assert noise.change == "noise_multiplier" and noise.needed is not None
+    stronger = lb.DPConfig(**CONFIG | {"noise_multiplier": noise.needed})
+    met = epsilon(stronger.events(), 1e-5, relation="add_remove").epsilon
+    assert met is not None and met <= 8 and noise.ceiling is not None and noise.ceiling <= 0.25
+    assert AuditReport.from_json(report.to_json()) == without_pictures(report)
+
+
+def test_what_runs_is_held_against_its_configuration(model: nn.Module, data: Data) -> None:
+    def audited(code: Any) -> AuditReport:
+        return lb.audit(model, data, lb.DPConfig(**CONFIG), mechanism=code, attacks=(), trials=300)
+
+    assert not audited(mechanism(1.0)).contradicted
+    assert audited(mechanism(1.0, forgotten="1.bias")).contradicted
+    assert audited(mechanism(0.25)).contradicted
+
+
+def test_a_black_box_alone_is_held_against_the_claim(model: nn.Module, data: Data) -> None:
+    claim = lb.Claim(clip=1.0, sensitivity=1.0, noise_std=1.0)
+    right = lb.audit(model, data, mechanism(1.0), claim=claim, trials=300)
+    wrong = lb.audit(model, data, mechanism(0.0), claim=claim, trials=300)
+    assert not right.contradicted and [one.verdict for one in right.claims] == ["not contradicted"]
+    assert wrong.contradicted and wrong.claims[-1].verdict == "contradicted by measurement"
+    assert wrong.claims[-1].trials == 100  # the first stage
+    with pytest.raises(LeakbenchError, match="claim must say clip and noise_std"):
+        lb.audit(model, data, mechanism(1.0))
+
+
+def test_an_optimiser_of_opacus_is_measured_and_left_as_it_is(model: nn.Module, data: Data) -> None:
+    opacus = pytest.importorskip("opacus.optimizers")
+
+    class Half(opacus.DPOptimizer):  # type: ignore[misc, name-defined]
+        def add_noise(self) -> None:
+            std = self.noise_multiplier * self.max_grad_norm / 4
+            for p in self.params:
+                p.grad = p.summed_grad + std * torch.randn_like(p)
+
+    def audited(kind: Any) -> AuditReport:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = kind(inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1)
+        report = lb.audit(model, data, optimizer, trials=300)
+        assert all(p.grad is None for p in model.parameters())
+        return report
+
+    assert not audited(opacus.DPOptimizer).contradicted
+    assert audited(Half).contradicted
+
+
+def test_what_cannot_be_audited_is_said(model: nn.Module, data: Data) -> None:
+    with pytest.raises(LeakbenchError, match="is no mechanism"):
+        lb.audit(model, data, 3)
+    with pytest.raises(LeakbenchError, match="the data are empty"):
+        lb.audit(model, [], lb.DPConfig(**CONFIG))
+    with pytest.raises(LeakbenchError, match="guessing alone names 1 of 40"):
+        lb.audit(model, data, lb.DPConfig(**CONFIG), target=lb.Target(identified=0.01))
+    assert math.isinf(lb.DPConfig(**CONFIG | {"clip": math.inf, "noise_multiplier": 0.0}).bound)
