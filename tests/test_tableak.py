@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakbench.architectures import build
 from leakbench.attacks.analytic import Analytic
-from leakbench.attacks.tableak import TabLeak, paired, pool
+from leakbench.attacks.tableak import TabLeak, confines, paired, pool
 from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint, Reconstruction
 from leakbench.data import load
@@ -92,7 +92,7 @@ def test_labels_are_read_off_the_gradient_where_they_are_not_granted() -> None:
 def test_rows_of_a_batch_come_back_together() -> None:
     rows, labels = table(4)
     leak = make_leak(rows.view(2, 2, 8), labels.view(2, 2))
-    found = attacked(TabLeak(steps=400, restarts=6, span=1.0), leak)
+    found = attacked(TabLeak(steps=400, restarts=6), leak)
     assert torch.equal(found.labels.sort(dim=1).values, labels.view(2, 2))
     for own, truth in zip(found.inputs, rows.view(2, 2, 8), strict=True):
         errors = (decoded(own, MIXED) - decoded(truth, MIXED)).abs()
@@ -181,7 +181,7 @@ def test_span_is_the_distance_from_the_true_rows_space() -> None:
     rows, labels = table(3)
     leak = make_leak(rows[None], labels[None])
     every = torch.arange(1)
-    plain, spanned = TabLeak(), TabLeak(span=2.0)
+    plain, spanned = TabLeak(span=0.0), TabLeak(span=2.0)
     at_truth = spanned.distance(leak, rows[None], labels[None], every)
     assert float(at_truth) < 1e-5
     other = torch.rand(1, 3, 8, generator=torch.Generator().manual_seed(1))
@@ -195,18 +195,23 @@ def test_span_is_the_distance_from_the_true_rows_space() -> None:
     assert float(added) == pytest.approx(float(outside), rel=1e-3)
 
 
-def test_span_says_where_it_cannot_help() -> None:
-    rows, labels = table(8)
-    many = make_leak(rows[None], labels[None])
-    assert "span needs fewer rows" in TabLeak(span=1.0).skip(many.facts)
-    assert not TabLeak().skip(many.facts)
+def test_span_counts_only_where_it_confines_the_rows() -> None:
+    """Eight rows of eight columns fill the space; the first layer of a CNN is not dense."""
     digits = load("mnist")
     model = build("cnn2", (1, 28, 28), 10)
-    leak = capture_leak(
+    image = capture_leak(
         model, digits.candidates[:1], digits.candidate_labels[:1],
         weights=model.init(generator(0, "weights"), torch.float32),
     )  # fmt: skip
-    assert "span needs a dense first layer" in TabLeak(span=1.0).skip(leak.facts)
+    rows, labels = table(8)
+    many = make_leak(rows[None], labels[None])
+    few = make_leak(rows[None, :7], labels[None, :7])
+    assert [confines(leak.facts) for leak in (image, many, few)] == [False, False, True]
+    guess = rows.flip(0)[None]
+    assert torch.equal(
+        TabLeak().distance(many, guess, labels[None], torch.arange(1)),
+        TabLeak(span=0.0).distance(many, guess, labels[None], torch.arange(1)),
+    )
 
 
 @pytest.mark.parametrize(
