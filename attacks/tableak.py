@@ -16,7 +16,7 @@ from leakbench.errors import require_at_least
 from leakbench.inversion import MatchingAttack
 from leakbench.labels import labels_of
 from leakbench.matching import cosine_loss, total_variation
-from leakbench.mixed_rows import Relaxation, declared, decoded, encoded
+from leakbench.mixed_rows import Relaxation, declared, decoded, encoded, from_units, in_units
 from leakbench.optim import PAD, SignedAdam, Solution, one_by_one, with_copies
 from leakbench.parameters import require_in
 from leakbench.weights import computed_alone
@@ -225,12 +225,11 @@ class Pooled:
 def pool(leak: Leak, inputs: Tensor, losses: Tensor, labels: Tensor, most: int) -> Pooled:
     """Of inputs (restarts, B, *input shape), the `most` with the smallest losses (restarts,)."""
     features = declared(leak.features, leak.input_shape)
-    low, high = leak.input_range
     order = torch.where(losses.isnan(), torch.inf, losses).argsort(stable=True)[:most].tolist()
     rows = inputs.flatten(2).double()
     best = rows[order[0]]
     alike = torch.stack([rows[one][paired(rows[one], best, labels)] for one in order])
-    unit = (alike - low) / (high - low)
+    unit = in_units(alike, features, leak.input_range)
     mean, middle = unit.mean(dim=0), unit.quantile(0.5, dim=0)
     doubts = []
     for feature in features:
@@ -249,11 +248,12 @@ def pool(leak: Leak, inputs: Tensor, losses: Tensor, labels: Tensor, most: int) 
 
     def whole(rows: Tensor) -> Tensor:
         chosen = encoded(decoded(rows, features), features)
-        return (low + (high - low) * chosen).to(inputs.dtype).reshape(inputs.shape[1:])
+        chosen = from_units(chosen, features, leak.input_range)
+        return chosen.to(inputs.dtype).reshape(inputs.shape[1:])
 
     return Pooled(
         pooled=whole(mean),
-        best=whole((best - low) / (high - low)),
+        best=whole(in_units(best, features, leak.input_range)),
         confidence=(1 - torch.stack(doubts).mean(dim=0)).to(inputs.dtype),
     )
 

@@ -24,6 +24,8 @@ from leakbench import attacking, registry
 from leakbench.captured import CapturedLeak, Examples
 from leakbench.capturing import capture_views
 from leakbench.contracts import Attack, Defense, LeakPoint, Model, Weights
+from leakbench.data.columns import of_names, require_fitting
+from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.plugin_files import one_line
 from leakbench.scoring import AttackResult
@@ -85,6 +87,7 @@ def leak(
     public: Tensor | tuple[Tensor, Tensor] | None = None,
     labels_known: bool = False,
     input_range: tuple[float, float] | None = None,
+    features: Sequence[str | Feature] = (),
     classes: int | None = None,
     mode: str | None = None,
     head: str | None = None,
@@ -114,6 +117,8 @@ def leak(
         labels_known: whether attackers get the labels.
         input_range: least and greatest value of an input. None: [0, 1] if everything lies within,
             else what is found, which `notes` say.
+        features: of rows of a table: a name for each column, "age" of a number and "job=cook" of a
+            category's value (0 or 1, whatever the range of numbers), or a `Feature` for each.
         classes: None: as many as the model has outputs, two if it has one.
         mode: "train" or "eval" for all layers of the module; None: as they are.
         head: name of the weight of its last dense layer; None: found.
@@ -138,6 +143,7 @@ def leak(
         candidates=_examples("candidates", candidates), public=_examples("public", public),
     )  # fmt: skip
     span, notes = _range(own, input_range)
+    meaning = _features(features, own)
     user, several = _network(model, x, y, loss, weights, mode, head, device)
     first = several[0]
     own = own.to(next(iter(first.values())))
@@ -152,7 +158,7 @@ def leak(
             learning_rate=learning_rate, rounds=rounds,
             public=None if own.public is None else own.public.inputs,
             public_labels=None if own.public is None else own.public.labels,
-            input_range=span, classes=classes, seed=seed,
+            input_range=span, classes=classes, seed=seed, features=meaning,
             sent=None if sent is None else {k: v.detach().to(own.x) for k, v in sent.items()},
         )  # fmt: skip
     except (RuntimeError, NotImplementedError) as error:
@@ -391,6 +397,30 @@ def _range(
         f"input_range was not declared: [{low:.4g}, {high:.4g}] is what x and all else that was "
         "given lies in"
     ]
+
+
+def _features(declared: Sequence[str | Feature], given: _Givens) -> tuple[Feature, ...]:
+    """What the columns mean, held against all rows."""
+    if not declared:
+        return ()
+    shape = tuple(given.x.shape[given.y.ndim :])
+    if len(shape) != 1:
+        raise LeakbenchError(
+            f"leak: features are of rows of a table (columns,), x holds inputs {shape}"
+        )
+    others = [each.inputs for each in (given.candidates, given.public) if each is not None]
+    rows = torch.cat([part.reshape(-1, *shape).cpu() for part in (given.x, *others)]).numpy()
+    names = [each for each in declared if isinstance(each, str)]
+    if len(names) == len(declared):
+        return of_names("leak: features", names, rows)
+    found = tuple(each for each in declared if isinstance(each, Feature))
+    if len(found) < len(declared):
+        raise LeakbenchError(
+            "leak: features are neither all names nor all Feature; allowed: one name a column, or "
+            "a Feature each"
+        )
+    require_fitting("leak: features", found, rows)
+    return found
 
 
 def _classes(user: UserModel, weights: Weights) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbench.contracts import Gradients, Leak, LeakPoint
+from leakbench.data.features import Feature
 from leakbench.head_inversion import features_of, invert_head
 from leakbench.spec import Grant, Knowledge
 from leakbench.streams import VictimStreams, generator
@@ -75,6 +76,11 @@ class CapturedLeak:
     def input_range(self) -> tuple[float, float]:
         """Least and greatest value of an input."""
         return self.views["naive"].input_range
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What the columns of a row mean; () where that was not declared."""
+        return self.views["naive"].features
 
     def seen_by(
         self, knowledge: Knowledge, requires: Collection[Grant] = (), most: int | None = None

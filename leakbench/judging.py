@@ -53,10 +53,10 @@ def baselines_of(victims: Victims, start: Tensor | None) -> dict[str, Tensor]:
     }
     if start is not None:
         found["start_image"] = mse(start, victims.images, clamp=True)
-    return found | _features_without_gradient(victims, public)
+    return found | features_without_gradient(victims, public)
 
 
-def _features_without_gradient(victims: Victims, public: Tensor) -> dict[str, Tensor]:
+def features_without_gradient(victims: Victims, public: Tensor) -> dict[str, Tensor]:
     """Share of features right (m,) of what needs no gradient; {} for images.
 
     mode_features: the commonest value of each category and the mean of each number among the

@@ -7,7 +7,7 @@ every element of an input is a number.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,30 @@ def _shares(rows: Tensor, feature: Feature) -> Tensor:
     if not feature.optional:
         return shares
     return torch.cat([shares, 1 - shares.sum(dim=-1, keepdim=True)], dim=-1)
+
+
+def in_units(rows: Tensor, features: Sequence[Feature], input_range: tuple[float, float]) -> Tensor:
+    """(..., columns) with numbers as shares of the input range, as if it were [0, 1]; categories
+    are 0 and 1 in any range."""
+    low, high = input_range
+    return _on_numbers(rows, features, lambda numbers: (numbers - low) / (high - low))
+
+
+def from_units(
+    rows: Tensor, features: Sequence[Feature], input_range: tuple[float, float]
+) -> Tensor:
+    """The inverse of `in_units`."""
+    low, high = input_range
+    return _on_numbers(rows, features, lambda numbers: low + (high - low) * numbers)
+
+
+def _on_numbers(
+    rows: Tensor, features: Sequence[Feature], change: Callable[[Tensor], Tensor]
+) -> Tensor:
+    _, columns = _numbers(features)
+    found = rows.clone()
+    found[..., columns] = change(rows[..., columns])
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

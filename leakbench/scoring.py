@@ -18,10 +18,12 @@ from leakbench import frames
 from leakbench.attacking import Answer
 from leakbench.captured import CapturedLeak, Examples
 from leakbench.data import Dataset
+from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError, unknown_name
-from leakbench.judging import blame, flags, measure, plain
+from leakbench.judging import blame, features_without_gradient, flags, measure, plain
 from leakbench.metrics.mse import mse
 from leakbench.metrics.rules import make_rule, succeeded
+from leakbench.mixed_rows import in_units
 from leakbench.victims import Victims, label_overlap
 
 if TYPE_CHECKING:
@@ -167,21 +169,23 @@ class AttackResult:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Inputs of a range as numbers of [0, 1], on the CPU."""
+    """Inputs of a range as numbers of [0, 1], on the CPU; declared categories stay as they are."""
 
-    low: float
-    width: float
+    input_range: tuple[float, float]
+    features: tuple[Feature, ...]
 
     @classmethod
     def of(cls, leak: CapturedLeak) -> _Scale:
-        low, high = leak.input_range
-        return cls(low, high - low)
+        return cls(leak.input_range, leak.features)
 
     def unit(self, inputs: Tensor) -> Tensor:
         found = inputs.detach().cpu()
-        if (self.low, self.width) == (0.0, 1.0):
+        if self.input_range == (0.0, 1.0):
             return found
-        return (found.double() - self.low) / self.width
+        if self.features:
+            return in_units(found.double(), self.features, self.input_range)
+        low, high = self.input_range
+        return (found.double() - low) / (high - low)
 
 
 def _shaped_as(x: Tensor, truth: Tensor) -> Tensor:
@@ -197,10 +201,10 @@ def _in_place(each: Answer, truth: Tensor, scale: _Scale) -> Tensor | None:
     """(m, *shape) reconstructions in the places of the truth (n, B, *shape); None without."""
     if each.result is None:
         return None
-    return _victims(truth, None).in_place(scale.unit(each.result.inputs))[0]
+    return _victims(truth, None, ()).in_place(scale.unit(each.result.inputs))[0]
 
 
-def _victims(truth: Tensor, candidates: Tensor | None) -> Victims:
+def _victims(truth: Tensor, candidates: Tensor | None, features: tuple[Feature, ...]) -> Victims:
     """The truth as trials hold it; the victims stand first among the candidates."""
     images = truth.flatten(0, 1)
     listed = images if candidates is None else torch.cat([images, candidates.to(images)])
@@ -211,7 +215,7 @@ def _victims(truth: Tensor, candidates: Tensor | None) -> Victims:
         input_range=(0.0, 1.0), candidates=listed,
         candidate_labels=torch.zeros(len(listed), dtype=torch.int64),
         candidate_indices=torch.arange(len(listed)), train=nothing, train_labels=none,
-        public=nothing, public_labels=none, source="", checksum="",
+        public=nothing, public_labels=none, source="", checksum="", features=features,
     )  # fmt: skip
     numbers = torch.arange(len(images))
     return Victims(
@@ -236,13 +240,18 @@ def _records(
             for record, label in zip(base, labels.flatten().tolist(), strict=True)
         ]
     others = _others_than(truth.flatten(0, 1), others, scale)
-    victims = _victims(truth, None if others is None else others.inputs)
+    victims = _victims(truth, None if others is None else others.inputs, scale.features)
     images, places = victims.in_place(scale.unit(each.result.inputs))
     measured = measure(images, victims)
     start = None
     if each.start is not None:
         start = victims.in_place(scale.unit(each.start))[0]
     baselines = _baselines(truth.flatten(0, 1), labels.flatten(), start, others)
+    if others is not None:
+        baselines |= features_without_gradient(victims, others.inputs)
+    confidence = each.result.confidence
+    if confidence is not None:
+        confidence = confidence.detach().cpu().gather(1, places).flatten()
     guesses = each.result.labels.detach().cpu().gather(1, places).flatten().tolist()
     found = []
     for image, record in enumerate(base):
@@ -252,6 +261,8 @@ def _records(
         record |= _effort(leak, each, record["batch"])
         record |= {"label": int(labels.flatten()[image]), "label_guess": guesses[image]}
         record |= own
+        if confidence is not None:
+            record["confidence"] = plain(float(confidence[image]))
         record["baselines"] = {name: plain(float(v[image])) for name, v in baselines.items()}
         record["identified"] = None if own["rank"] is None else succeeded(IDENTIFIED, record)
         record["strict"] = succeeded(STRICT, record)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+import leakbench as lb
 from leakbench import data, runner
 from leakbench.data import catalog, datasets, own
 from leakbench.data.features import Feature, Kind, named_columns, numbers, require_whole
@@ -110,9 +112,9 @@ def test_own_columns_are_read_by_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        (np.array(COLUMNS[:5]), r"array 'columns' is .* \(5,\); allowed: text, one name for each"),
+        (np.array(COLUMNS[:5]), "array 'columns': 5 names of 6 columns"),
         (np.arange(6), "array 'columns' is int64"),
-        (np.array(["age", "age", *COLUMNS[2:]]), "has 'age' for several columns"),
+        (np.array(["age", "age", *COLUMNS[2:]]), "'age' names several columns"),
         (np.array(["age=1", *COLUMNS[1:]]), "columns of category 'age' are not one-hot"),
     ],
 )
@@ -283,3 +285,111 @@ def test_a_run_records_what_is_right_and_how_sure_the_attack_is(tmp_path: Path, 
         assert {"mode_features", "nearest_features"} <= found["baselines"].keys()
         if batch == 1:
             assert found["features_right"] == 1
+
+
+# ---- a user's own rows ---------------------------------------------------------------------------
+
+
+def table(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows(count, seed)), torch.arange(count) % 2
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+        )
+
+
+def leak_of(x: Tensor, y: Tensor, **how: Any) -> Any:
+    how = {"loss": "bce", "observer": "type2_batch", "features": COLUMNS, **how}
+    return lb.leak(network(), x, y, **how)
+
+
+def test_a_batch_under_bce_comes_back_feature_by_feature() -> None:
+    x, y = table(4)
+    leak = leak_of(x, y, public=table(50, 1), labels_known=True)
+    assert set(leak.features) == set(TABLE)
+    scores = lb.attack(leak, "tableak", steps=500, restarts=4).score()
+    assert scores["categories_right"].tolist() == [1.0] * 4
+    assert scores["numbers_right"].tolist() == [1.0] * 4
+    assert scores["confidence"].between(0.7, 1).all()
+    for row, (mode, nearest) in enumerate(
+        zip(scores["baselines.mode_features"], scores["baselines.nearest_features"], strict=True)
+    ):
+        assert {round(3 * mode), round(3 * nearest)} <= {0, 1, 2, 3}, row
+        assert mode < 1
+
+
+def test_numbers_of_any_range_stand_beside_categories_of_zeros_and_ones() -> None:
+    """Standardised numbers: categories are not stretched with them."""
+    x, y = table(3)
+    x[:, 0] = 6 * x[:, 0] - 2
+    public = table(50, 1)[0]
+    public[:, 0] = 6 * public[:, 0] - 2
+    leak = leak_of(x, y, public=public, labels_known=True, input_range=(-2.0, 4.0))
+    result = lb.attack(leak, "tableak", steps=500, restarts=4)
+    scores = result.score()
+    assert scores["features_right"].tolist() == [1.0] * 3
+    assert result["tableak"].result is not None
+    found = result["tableak"].result.inputs[0]
+    assert set(found[:, 1:].unique().tolist()) == {0.0, 1.0}
+    # A share of the range, as the column itself is compared.
+    error = (found[:, 0].sort().values - x[:, 0].sort().values).abs().max() / 6
+    assert float(scores["mse_raw"].max()) == pytest.approx(float(error**2) / 6, rel=1e-3)
+
+
+def test_undeclared_rows_are_not_counted() -> None:
+    x, y = table(2)
+    leak = leak_of(x, y, features=())
+    assert leak.features == ()
+    scores = lb.attack(leak, "tableak", steps=5, restarts=1).score()
+    assert "features_right" not in scores
+
+
+def named(place: int, name: str) -> list[str]:
+    return [*COLUMNS[:place], name, *COLUMNS[place + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        (COLUMNS[:5], "leak: features: 5 names of 6 columns"),
+        ([*COLUMNS, "more"], "leak: features: 7 names of 6 columns"),
+        (named(1, "age"), "leak: features: 'age' names several columns"),
+        (named(0, "age=1"), "leak: features: the columns of category 'age' are not one-hot"),
+        (named(3, "job=x"), "leak: features: the columns of category 'job' are not one-hot"),
+        ([*TABLE[:2], "job"], "leak: features are neither all names nor all Feature"),
+        ([TABLE[0], TABLE[1]], "leak: features: column 2 belongs to no feature"),
+        (
+            [*TABLE, Feature(name="more", kind="number", columns=(6,))],
+            "leak: features: feature 'more' has column 6; allowed are 0 to 5",
+        ),
+        (
+            [*TABLE, Feature(name="again", kind="number", columns=(0,))],
+            "leak: features: column 0 belongs to 'age' and to 'again'",
+        ),
+        (
+            [*TABLE[:2], Feature(name="job", kind="category", columns=(2, 5))],
+            r"leak: features: row \d+ has no value of category 'job'; allowed: one, or the feature "
+            "is optional",
+        ),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_one_sentence(features: Any, said: str) -> None:
+    with pytest.raises(LeakbenchError, match=said):
+        leak_of(*table(20), features=features)
+
+
+def test_the_rows_that_attackers_are_given_must_fit_too() -> None:
+    public = table(5)[0]
+    public[3, [1, 3]] = 1.0
+    with pytest.raises(LeakbenchError, match="category 'colour' are not one-hot"):
+        leak_of(*table(4), public=public)
+
+
+def test_images_have_no_features_to_declare() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(LeakbenchError, match=r"features are of rows of a table .* \(1, 2, 2\)"):
+        lb.leak(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1]), features=["a"])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from leakbench.data import examples, features, readers
+from leakbench.data import columns, examples, features, readers
 from leakbench.data.entries import LARGEST_SIDE, Entry, OwnData
 from leakbench.data.examples import Examples, Whole
 from leakbench.data.features import Feature
@@ -154,39 +154,19 @@ def _read_npz(path: Path, size: int | None) -> _Found:
     )
 
 
-def _features(path: Path, columns: Array | None, rows: Array) -> tuple[Feature, ...]:
+def _features(path: Path, names: Array | None, rows: Array) -> tuple[Feature, ...]:
     """What the columns of a table mean: by their names, each a number where they have none."""
     if rows.ndim != 2:
         return ()
-    if columns is None:
+    if names is None:
         return features.numbers(rows.shape[1])
-    if columns.dtype.kind != "U" or columns.shape != rows.shape[1:]:
+    where = f"{path}: array 'columns'"
+    if names.dtype.kind != "U" or names.ndim != 1:
         raise LeakbenchError(
-            f"{path}: array 'columns' is {columns.dtype.name} {columns.shape}; allowed: text, one "
-            f"name for each of the {rows.shape[1]} columns"
+            f"{where} is {names.dtype.name} {names.shape}; allowed: text, one name for each of the "
+            f"{rows.shape[1]} columns"
         )
-    names: list[str] = columns.tolist()
-    found = []
-    for name, places in features.named_columns(names).items():
-        category = [column for column in places if "=" in names[column]]
-        if not category and len(places) == 1:
-            found.append(Feature(name=name, kind="number", columns=tuple(places)))
-            continue
-        if len(category) < len(places):
-            raise LeakbenchError(
-                f"{path}: array 'columns' has '{name}' for several columns; allowed: a name for "
-                "one number, or NAME=VALUE for each value of a category"
-            )
-        own = rows[:, places]
-        taken = own.sum(axis=1)
-        if not np.isin(own, (0, 1)).all() or bool((taken > 1).any()):
-            raise LeakbenchError(
-                f"{path}: the columns of category '{name}' are not one-hot; allowed: 0 and 1, and "
-                "at most one 1 in a row"
-            )
-        unknown = len(places) == 1 or bool((taken == 0).any())
-        found.append(Feature(name=name, kind="category", columns=tuple(places), optional=unknown))
-    return tuple(found)
+    return columns.of_names(where, names.tolist(), rows)
 
 
 def _unit(path: Path, key: str, x: Array) -> Array:
