@@ -225,11 +225,18 @@ def _fewer_steps(
     restarts = plugin.restarts if several else 1
     taken = []
     for steps in (1, 3):
+        short = _any(attack.shortened(steps))
         begun = time.perf_counter()
-        attack.shortened(steps).reconstruct(leak, streams, _unwatched)
+        (dataclasses.replace(short, restarts=1) if several else short).reconstruct(
+            leak, streams, _unwatched
+        )
         taken.append(time.perf_counter() - begun)
-    beyond = min(restarts, 3) * min(plugin.steps, 3) - 1  # steps of the second, beyond the first
-    a_step = max(taken[1] - taken[0], 1e-6) / max(beyond, 1)
+        if taken[0] > limit / 4:
+            break
+    if len(taken) == 1:  # the step with all that comes before it: rather too much
+        a_step = taken[0]
+    else:
+        a_step = max(taken[1] - taken[0], 1e-6) / max(min(plugin.steps, 3) - 1, 1)
     possible = max(int((limit - sum(taken)) / a_step), 1)
     if possible >= plugin.steps * restarts:
         return attack, []

@@ -14,6 +14,7 @@ import typer
 from leakbench.commands import (
     about,
     account,
+    audit,
     compare,
     data,
     demo,
@@ -40,7 +41,7 @@ app.add_typer(data_app, name="data")
 
 app.command("list")(about.list_command)
 for command in (
-    demo.demo, run.run, queue.queue, run.cloak, panel.panel, run.validate,
+    demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
     report.report, report.gallery, report.rescore, report.pack, figure.figure, compare.compare,
     account.account, about.doctor,
 ):  # fmt: skip

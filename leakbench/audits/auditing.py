@@ -151,6 +151,22 @@ def audit(
     )
 
 
+def audit_claim(claim: Claim, config: DPConfig | None = None) -> AuditReport:
+    """Whether a claim holds, by arithmetic alone: no network, nothing measured, nobody attacks.
+
+    Args:
+        config: what the mechanism is; None: what the claim says of it.
+
+    Raises:
+        LeakbenchError: a claim of which nothing can be checked.
+    """
+    begun = time.perf_counter()
+    claims = judge(claim, config)
+    not_tried = ("Measurements and attacks: no network was given.",)
+    warnings = () if config is None else config.warnings
+    return _report(claim, config, (), claims, (), None, 0, not_tried, warnings, begun)
+
+
 # ---------------------------------------------------------------------------- what is given
 
 
@@ -419,20 +435,26 @@ def _limits(config: DPConfig | None, count: int, asked: int) -> Iterator[str]:
 
 def _report(
     claim: Claim | None, config: DPConfig | None, observers: tuple[ObserverFinding, ...],
-    claims: tuple[ClaimFinding, ...], advice: tuple[Advice, ...], target: Target, count: int,
+    claims: tuple[ClaimFinding, ...], advice: tuple[Advice, ...], target: Target | None, count: int,
     not_tried: Sequence[str], warnings: Sequence[str], begun: float,
 ) -> AuditReport:  # fmt: skip
-    question = "What does this training give away of one "
-    question += "client" if config is not None and config.unit == "client" else "example"
-    question += ", to whom?" if claim is None else ", to whom, and does the claim hold?"
-    wanted: dict[str, float] = {"candidates": float(count)}
+    whose = "client" if config is not None and config.unit == "client" else "example"
+    question = f"What does this training give away of one {whose}, to whom"
+    question += "?" if claim is None else ", and does the claim hold?"
+    if not observers:
+        question = "Does the claim hold?"
+    setting = "A black box: code of which nothing is known."
+    if config is not None:
+        setting = config.describe()
+    elif not observers:
+        setting = "A mechanism as the claim describes it."
+    wanted: dict[str, float] = {} if target is None else {"candidates": float(count)}
     for name in ("epsilon", "identified"):
-        if (value := getattr(target, name)) is not None:
+        if (value := getattr(target, name, None)) is not None:
             wanted[name] = value
     return AuditReport(
         question=question,
-        setting="A black box: code of which nothing is known." if config is None
-        else config.describe(),
+        setting=setting,
         config={} if config is None else _fields(config),
         observers=observers,
         claims=claims,

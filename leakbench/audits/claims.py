@@ -14,6 +14,7 @@ from leakbench.privacy.events import PrivacyEvent, Relation
 from leakbench.privacy.gdp import epsilon_of_mu
 from leakbench.privacy.inverse import first_steps
 from leakbench.privacy.shown import least_epsilon
+from leakbench.spec import Observer
 
 if TYPE_CHECKING:
     from leakbench.dp_config import DPConfig
@@ -25,6 +26,12 @@ _CONFIGURED: Verdict = "contradicted by a proof"
 _RELATION: dict[Relation, str] = {
     "add_remove": "adding or removing one",
     "replace_one": "replacing one",
+}
+WHOM: dict[Observer, str] = {
+    "model": "who holds the final model",
+    "server": "the server",
+    "type1": "who reads what is sent",
+    "type2": "who reads the gradients of single examples",
 }
 
 
@@ -157,7 +164,7 @@ def _of_epsilon(
     assert claim.delta is not None
     events = events_of(claim, config)
     steps = sum(event.steps for event in events)
-    whose = {"model": "the final model", "server": "the server"}.get(claim.observer, claim.observer)
+    whose = WHOM.get(claim.observer, claim.observer)
     releases = "one release" if steps == 1 else f"{steps:,} releases"
     statement = (
         f"({claimed:g}, {claim.delta:g})-DP for {_RELATION[claim.relation]}, before {whose}, "
