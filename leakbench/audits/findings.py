@@ -279,16 +279,20 @@ class AuditReport:
             raise LeakbenchError(f"audit report: a field is missing or unknown ({error})") from None
 
     def save(self, path: str | Path) -> Path:
-        """Write its JSON.
+        """Write it as a page (.html), as Markdown (.md) or as JSON (.json).
 
         Raises:
-            LeakbenchError: a suffix that is not .json, or it cannot be written.
+            LeakbenchError: another suffix, or it cannot be written.
         """
+        from leakbench.audits import page  # which reads findings
+
         path = Path(path)
-        if path.suffix != ".json":
-            raise LeakbenchError(f"{path}: unknown suffix; allowed: .json")
+        forms = {".html": page.page, ".md": page.markdown, ".json": AuditReport.to_json}
+        if path.suffix not in forms:
+            raise LeakbenchError(f"{path}: unknown suffix; allowed: {', '.join(forms)}")
+        content = forms[path.suffix](self)
         try:
-            path.write_text(self.to_json(), encoding="utf-8")
+            path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
         return path
