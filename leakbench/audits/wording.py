@@ -55,7 +55,7 @@ WORDS = (
         "suspects whose data they are may hold.",
     ),
     (
-        "Of 100, 68 to 100",
+        "Of 100, 67 to 100",
         "few were attacked, so the true rate is uncertain: it is in this range with a chance of "
         "95 %.",
     ),
@@ -189,8 +189,12 @@ def _headline(report: AuditReport, views: Sequence[View]) -> tuple[str, str]:
     """Tone and verdict in a sentence: the claim first, else code, else the worst observer."""
     wrong = [one for one in report.claims if one.verdict.startswith("contradicted")]
     if wrong:
-        said = "; ".join(f"{one.statement}: {one.verdict}" for one in wrong)
-        return "bad", f"The claim is wrong. {sentence(said)}"
+        first = min(wrong, key=lambda one: one.verdict != "contradicted by a proof")
+        more = f" (and {counted(len(wrong) - 1, 'further point')})" if len(wrong) > 1 else ""
+        return (
+            "bad",
+            f"The claim is wrong. {sentence(first.statement)[:-1]}: {first.verdict}{more}.",
+        )
     if report.contradicted:
         return "bad", "The code protects less than its configuration says: this was measured."
     if report.claims:
