@@ -122,6 +122,29 @@ def test_an_optimiser_of_opacus_is_measured_and_left_as_it_is(model: nn.Module, 
     assert audited(Half).contradicted
 
 
+def test_epsilon_is_that_of_the_engines_own_accountant(model: nn.Module, data: Data) -> None:
+    """Opacus' `prv`, on what its engine has set up and run for two epochs."""
+    opacus = pytest.importorskip("opacus")
+    own = torch.utils.data.TensorDataset(*data)
+    engine = opacus.PrivacyEngine(accountant="prv")
+    private, optimizer, loader = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(own, batch_size=8),
+        noise_multiplier=1.1, max_grad_norm=1.0,
+    )  # fmt: skip
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(private(x), y).backward()
+            optimizer.step()
+    config = lb.DPConfig.from_opacus(engine, optimizer, loader)
+    report = lb.audit(private, loader, config, mechanism=optimizer, attacks=(), trials=100)
+    found = report.observers[0]
+    assert found.observer == "model" and found.epsilon_add_remove is not None
+    assert found.epsilon_add_remove == pytest.approx(engine.get_epsilon(1e-5), abs=0.02)
+    assert not report.contradicted
+
+
 def test_what_cannot_be_audited_is_said(model: nn.Module, data: Data) -> None:
     with pytest.raises(LeakbenchError, match="is no mechanism"):
         lb.audit(model, data, 3)
