@@ -237,25 +237,6 @@ class AuditReport:
         )
         return above or any(one.verdict.startswith("contradicted") for one in self.claims)
 
-    def lines(self) -> list[str]:
-        """What a terminal shows: the claims with their arithmetic, then who can do what."""
-        found = [self.question, self.setting]
-        for claim in self.claims:
-            found += ["", f"Claimed: {claim.statement}: {claim.verdict}."]
-            found += [f"  {line}" for line in claim.arithmetic]
-        for one in self.observers:
-            found += ["", f"{one.who} ({one.observer}): {one.verdict}"]
-            if (measured := one.measured) and measured.verdict == "above":
-                found.append(
-                    f"  Measured: mu at least {measured.mu:.4g}, configured "
-                    f"{measured.claimed_mu:.4g} (canary {measured.canary})."
-                )
-        if self.advice:
-            found += ["", *(advice.sentence for advice in self.advice)]
-        if self.not_tried:
-            found += ["", "Not tried:", *(f"  {line}" for line in self.not_tried)]
-        return [*found, *(f"warning: {line}" for line in self.warnings)]
-
     def to_json(self) -> str:
         """Strict JSON; infinities are the string "inf". Pictures are left out."""
         return json.dumps({"schema": SCHEMA} | _plain(self), indent=1, allow_nan=False) + "\n"

@@ -68,7 +68,8 @@ def _parts(found: Document) -> Iterator[str]:
     yield "## The setting"
     yield escaped(found.setting)
     yield _section("Warnings", found.warnings)
-    yield "## Observer by observer"
+    if found.views:
+        yield "## Observer by observer"
     for view in found.views:
         yield from _view(view)
     if found.claims:

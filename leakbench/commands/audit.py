@@ -16,7 +16,8 @@ from leakbench.registry import add_folders
 def audit(
     scenario: Annotated[Path, typer.Argument(help="Path of a .toml file: see docs/audit.md.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for report.json; without it nothing is written.")
+        Path | None,
+        typer.Option(help="Folder for page.html, report.md and report.json; else none is written."),
     ] = None,
     plugins: PluginsOption = None,
 ) -> None:
@@ -27,10 +28,11 @@ def audit(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LeakbenchError(f"--out {out}: {error.strerror}") from None
+    from leakbench.audits import page
     from leakbench.audits import scenario as scenarios
 
     report = scenarios.run(scenario, progress=lambda text: say(f"{text} ..."))
-    print("\n".join(report.lines()))
-    if out is not None:
-        say(f"written: {report.save(out / 'report.json')}")
+    print(page.markdown(report), end="")
+    for name in ("report.json", "report.md", "page.html") if out is not None else ():
+        say(f"written: {report.save(out / name)}")
     raise typer.Exit(1 if report.contradicted else 0)
