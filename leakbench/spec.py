@@ -414,7 +414,8 @@ class Plan:
     """A suite resolved for one profile.
 
     Attributes:
-        name, title, paper, source, version, seed: as the suite file has them.
+        name, title, paper, source, version, seed, question, reading_guide: as the suite file has
+            them.
         file, file_digest: where it was read, and the SHA-256 of its text.
         profile: the one resolved, of `profiles`.
         networks, victims: trials a cell: so many networks with so many images each.
@@ -453,6 +454,8 @@ class Plan:
     utility_networks: int
     printed_utility: Mapping[tuple[str, str], PrintedUtility]
     printed_rounds: int = 0
+    question: str = ""
+    reading_guide: str = ""
     provenance: tuple[Provenance, ...] = ()
     asked: Mapping[str, Any]
 

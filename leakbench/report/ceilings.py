@@ -26,6 +26,14 @@ def ceiling_of(planned: PlannedCell) -> float | None:
     return min(found / priors.total(), 1.0)
 
 
+def chance_of(planned: PlannedCell) -> float | None:
+    """Rate of naming the victims without a look at the leak; None where nobody is to be named."""
+    priors = _priors(planned)
+    if not priors:
+        return None
+    return sum(count * prior for prior, count in priors.items()) / priors.total()
+
+
 def label_priors(planned: Sequence[PlannedCell]) -> dict[str, float]:
     """Data sets with a ceiling where labels are granted -> the best guess's chance, a mean."""
     found: dict[str, float] = {}

@@ -7,6 +7,7 @@ arrange it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.records import Key, Record
 from leakbench.report import costs
 from leakbench.report.bounds import bounds_of
-from leakbench.report.ceilings import ceiling_of, label_priors
+from leakbench.report.ceilings import ceiling_of, chance_of, label_priors
 from leakbench.report.content import (
     COUNTS,
     Attacker,
@@ -40,7 +41,7 @@ from leakbench.report.measured import (
 )
 from leakbench.report.notes import SAME_AS, notes_of
 from leakbench.report.verdicts import printed_entry, verdict_of
-from leakbench.spec import Plan
+from leakbench.spec import Plan, canonical
 from leakbench.statistics import Interval
 
 FEW_NETWORKS = 3
@@ -86,6 +87,7 @@ def build(
             each,
             rules,
             plan,
+            chance=chance_of(item),
             ceiling=ceiling_of(item),
             guarantee=item.guarantee,
             same_as=same.get((each.cell.dataset, each.cell.row, each.cell.knowledge)),
@@ -103,11 +105,21 @@ def build(
         profile=plan.profile,
         title=plan.title,
         source=plan.source,
+        question=plan.question,
+        reading_guide=plan.reading_guide,
         planned=sum(cell.planned for cell in cells),
         networks=plan.networks,
         victims=plan.victims,
         rules=tuple(
-            RuleEntry(name=rule.name, label=rule.label, kind=rule.judged.kind, paper=rule.paper)
+            RuleEntry(
+                name=rule.name,
+                label=rule.label,
+                kind=rule.judged.kind,
+                condition=rule.judged.condition,
+                paper=rule.paper,
+                recovers=rule.judged.needs_recovery,
+                names=rule.judged.identifies_first,
+            )
             for rule in rules
         ),
         datasets={name: DatasetEntry(title=title) for name, title in datasets.items()},
@@ -164,6 +176,7 @@ def _cell(
     rules: Sequence[LabelledRule],
     plan: Plan,
     *,
+    chance: float | None,
     ceiling: float | None,
     guarantee: str,
     same_as: str | None,
@@ -186,7 +199,9 @@ def _cell(
         label=cell.label,
         attack=cell.attack,
         knowledge=cell.knowledge,
+        grants=cell.grants,
         leak=cell.leak,
+        leak_id=hashlib.sha256(canonical(cell.leak_spec()).encode()).hexdigest()[:12],
         convention=cell.convention,
         example_view=cell.example_view,
         planned=trials.ends.total(),
@@ -207,6 +222,7 @@ def _cell(
         start_passes=tuple(rule.name for rule in rules if trials.start_passes(rule)),
         label_accuracy=label_accuracy(judged),
         baselines=mean_baselines(judged),
+        chance=chance,
         ceiling=ceiling,
         guarantee=guarantee,
         printed=None if printed is None else printed_entry(printed),

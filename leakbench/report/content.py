@@ -47,12 +47,21 @@ class SparseEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleEntry(Entry):
-    """A success rule as it is shown; paper: it is a reading of the paper's own rule."""
+    """A success rule as it is shown.
+
+    Attributes:
+        condition: what must hold, with its numbers.
+        paper: it is a reading of the paper's own rule.
+        recovers: a success shows the victim itself. names: it names him with one guess.
+    """
 
     name: str
     label: str
     kind: str
+    condition: str
     paper: bool
+    recovers: bool
+    names: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +182,8 @@ class ReportCell(Entry):
 
     Attributes:
         row, variant, defense, label: where it stands, and what the row is called.
+        grants: what the attacker is given.
+        leak, leak_id: where the gradient is read; what cells that attack the same gradients share.
         accuracy: median over trials of the attacked network's, on public images.
         convention: what the noise is added to, where the defense says so. example_view: whether
             single examples' gradients are seen.
@@ -184,7 +195,8 @@ class ReportCell(Entry):
         steps_to_success, evaluations_to_success: by rule that is followed step by step.
         start_passes: rules that the start image meets for every victim.
         label_accuracy: share of labels that were right.
-        ceiling: largest rate of naming the victims that the guarantee allows; None without one.
+        chance: rate of naming the victims without a look at the leak, among all candidates.
+        ceiling: largest rate of naming them that the guarantee allows; None without one.
         printed, verdict: None where nothing is printed, or may be held against it.
         bound: None, and not in the JSON, where the suite does not ask for it.
         members: of an attack that is made of others, by name.
@@ -200,7 +212,9 @@ class ReportCell(Entry):
     label: str
     attack: str
     knowledge: Knowledge
+    grants: tuple[str, ...]
     leak: str
+    leak_id: str
     convention: str | None
     example_view: bool
     planned: int
@@ -226,6 +240,7 @@ class ReportCell(Entry):
     start_passes: tuple[str, ...]
     label_accuracy: float | None
     baselines: Baselines
+    chance: float | None
     ceiling: float | None
     guarantee: str
     printed: PrintedEntry | None
@@ -439,6 +454,7 @@ class Report(Entry):
     """A whole report.
 
     Attributes:
+        question, reading_guide: the suite's own words above the answer, "" where it has none.
         planned: trials of all cells. networks, victims: of each cell.
         cells: in the order of the suite, none of a suite that only trains. costs: one a data set,
             variant and defense that was trained.
@@ -450,6 +466,8 @@ class Report(Entry):
     profile: str
     title: str
     source: str
+    question: str
+    reading_guide: str
     planned: int
     networks: int
     victims: int

@@ -85,6 +85,8 @@ def resolve(
         title=parsed.title,
         paper=parsed.paper,
         source=parsed.source,
+        question=parsed.question,
+        reading_guide=parsed.reading_guide,
         version=parsed.version,
         seed=parsed.seed,
         file=opened.file,

@@ -436,6 +436,7 @@ class ProfileTable(TomlTable):
 class SuiteKeys(TomlTable):
     """All of a suite file but the tables that have a short form.
 
+    question, reading_guide: stand above the report's answer, in the suite's own words.
     A suite that attacks nothing has [utility] and none of `ATTACKED`. bound: whether to compute
     what each leak holds, whoever attacks it: seconds a victim.
     """
@@ -445,6 +446,8 @@ class SuiteKeys(TomlTable):
     title: str
     paper: str = ""
     source: str = ""
+    question: str = ""
+    reading_guide: str = ""
     version: Positive = 1
     seed: Annotated[int, Field(ge=0)] = 0
     datasets: Annotated[list[str], Field(min_length=1)]

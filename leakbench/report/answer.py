@@ -1,0 +1,458 @@
+"""The answer first: what leaked to whom, what held, what was not reproduced and why.
+
+A strip shows of each leak its worst attackers only, one rate after another: recovered, named by the
+reconstruction, matched by who has the list, passed by the paper's rule, and the most that the
+guarantee allows. Sentences above it are computed from the same rates and say of which rows they
+speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from leakbench.report.content import Entry, Report, ReportCell, RuleEntry
+from leakbench.report.verdicts import decisive
+from leakbench.report.words import ceiling_words, compact, rate_words
+from leakbench.statistics import Interval
+
+Kind = Literal["leaked", "named", "held", "unclear", "not reproduced", "not measured"]
+"""What a sentence says. leaked: victims were recovered; named: they were not, and yet more of them
+were named than by guessing; held: neither; unclear: too few trials to say."""
+
+_SHOWN = 6  # rows that a sentence lists
+_NO_BOUND = 0.99  # a ceiling from here on excludes nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Entry):
+    """One rate of a strip.
+
+    Attributes:
+        name: "exact", "named", "matched", "paper" or "ceiling".
+        rate: of the worst attacker, with its 95 % interval; a ceiling has no ends. Of the paper's
+            rule in several readings it is the lowest, and `highest` the highest.
+        attacker: who gets that far: attack and knowledge; "" for a ceiling.
+        naive: of attackers who ignore the defense, where others were tried beside them.
+    """
+
+    name: str
+    rate: Interval
+    attacker: str
+    highest: float | None = None
+    naive: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StripRow(Entry):
+    """A leak with its worst attackers: a row of a suite, or several that attack the same gradients.
+
+    Attributes:
+        dataset, row: where the first of them stands. label: what their names have in common.
+        trials: of the worst attacker. steps: in the order of `Step.name`, without what is not
+            measured.
+        kind: of the sentence that speaks of it.
+        chance: of naming a victim without a look. mse: smallest median error, clamped.
+    """
+
+    dataset: str
+    row: str
+    label: str
+    trials: int
+    steps: tuple[Step, ...]
+    kind: Kind
+    chance: float | None
+    mse: float | None
+
+    def step(self, name: str) -> Step | None:
+        """The rate of this name."""
+        return next((step for step in self.steps if step.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Entry):
+    """A piece of a sentence; row: the row it names, "" where it names none."""
+
+    text: str
+    row: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence(Entry):
+    """Something that the rates of a data set say."""
+
+    kind: Kind
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part.text for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip(Entry):
+    """The answer for one data set.
+
+    Attributes:
+        headers: name of a step -> its words above the column.
+        beside: what needs no attack: chance level and errors of trivial guesses, in words.
+    """
+
+    dataset: str
+    title: str
+    sentences: tuple[Sentence, ...]
+    headers: dict[str, str]
+    rows: tuple[StripRow, ...]
+    beside: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Entry):
+    """question, reading_guide: the suite's own words, or "". strips: one a data set."""
+
+    question: str
+    reading_guide: str
+    strips: tuple[Strip, ...]
+
+
+def answer(report: Report) -> Answer:
+    """What a report says, in a strip and a few sentences a data set; no strip where nothing is
+    attacked."""
+    strips = []
+    for dataset, entry in report.datasets.items():
+        cells = [cell for cell in report.cells if cell.dataset == dataset]
+        if cells:
+            strips.append(_strip(report, dataset, entry.title, cells))
+    return Answer(
+        question=report.question, reading_guide=report.reading_guide, strips=tuple(strips)
+    )
+
+
+# ------------------------------------------------------------------------------ the strip
+
+
+def _strip(report: Report, dataset: str, title: str, cells: Sequence[ReportCell]) -> Strip:
+    measures = _measures(report.rules)
+    grouped: dict[str, list[ReportCell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.leak_id, []).append(cell)
+    rows = tuple(_row(group, measures) for group in grouped.values())
+    of_rows = {group[0].row: group for group in grouped.values()}
+    headers = {
+        name: words
+        for name, words in _headers(measures).items()
+        if any(row.step(name) is not None for row in rows)
+    }
+    return Strip(
+        dataset=dataset,
+        title=title,
+        sentences=tuple(_sentences(rows, of_rows)),
+        headers=headers,
+        rows=rows,
+        beside=_beside(report, dataset, rows),
+    )
+
+
+def _measures(rules: Sequence[RuleEntry]) -> dict[str, list[RuleEntry]]:
+    """Name of a step -> the rules that it shows."""
+    exact = [rule for rule in rules if rule.recovers] or [
+        rule for rule in rules if not (rule.paper or rule.names)
+    ]
+    return {
+        "exact": exact[:1],
+        "named": [rule for rule in rules if rule.names][:1],
+        "paper": [rule for rule in rules if rule.paper],
+    }
+
+
+def _headers(measures: Mapping[str, Sequence[RuleEntry]]) -> dict[str, str]:
+    readings = len(measures.get("paper", ()))
+    return {
+        "exact": "recovered",
+        "named": "named",
+        "matched": "matched",
+        "paper": "paper's rule" + (f", {readings} readings" if readings > 1 else ""),
+        "ceiling": "ceiling",
+    }
+
+
+def _row(cells: Sequence[ReportCell], measures: Mapping[str, Sequence[RuleEntry]]) -> StripRow:
+    """The worst attacker of each rate; the first of equals."""
+    first = cells[0]
+    measured = [cell for cell in cells if cell.networks]
+    # Who picks from a list returns the image itself: he names, and recovers nothing.
+    listed = [cell for cell in measured if "candidates" in cell.grants]
+    makers = [cell for cell in measured if "candidates" not in cell.grants]
+    several = len({cell.attack for cell in cells}) > 1
+    steps = []
+    for name, rules, who in (
+        ("exact", measures["exact"], makers),
+        ("named", measures["named"], makers),
+        ("matched", measures["named"], listed),
+        ("paper", measures["paper"], makers),
+    ):
+        step = _worst(name, rules, who, several) if rules else None
+        if step is not None:
+            steps.append(step)
+    ceilings = [cell.ceiling for cell in cells if cell.ceiling is not None]
+    if ceilings:
+        steps.append(Step(name="ceiling", rate=Interval(max(ceilings), None, None), attacker=""))
+    chance = max((cell.chance for cell in cells if cell.chance is not None), default=None)
+    return StripRow(
+        dataset=first.dataset,
+        row=first.row,
+        label=_common([cell.label for cell in cells]),
+        trials=max((cell.planned - cell.absent for cell in measured), default=0),
+        steps=tuple(steps),
+        kind=_kind(steps, chance),
+        chance=chance,
+        mse=min((c.mse_clamped for c in measured if c.mse_clamped is not None), default=None),
+    )
+
+
+def _worst(
+    name: str, rules: Sequence[RuleEntry], cells: Sequence[ReportCell], several: bool
+) -> Step | None:
+    """The attacker of these with the highest rate, the first of equals; None without a rate."""
+    rates = [
+        (cell, [cell.asr[rule.name] for rule in rules])
+        for cell in cells
+        if all(cell.asr[rule.name].value is not None for rule in rules)
+    ]
+    if not rates:
+        return None
+
+    def most(values: Sequence[Interval]) -> float:
+        return max(each.value or 0.0 for each in values)
+
+    worst, found = max(rates, key=lambda pair: most(pair[1]))
+    lowest = min(found, key=lambda each: each.value or 0.0)
+    naive = [most(values[:1]) for cell, values in rates if cell.knowledge == "naive"]
+    return Step(
+        name=name,
+        rate=lowest,
+        attacker=f"{worst.attack} {worst.knowledge}" if several else worst.knowledge,
+        highest=None if most(found) == lowest.value else most(found),
+        naive=max(naive) if 0 < len(naive) < len(rates) else None,
+    )
+
+
+def _common(labels: Sequence[str]) -> str:
+    """What all names say, between commas, in the order of the first; the first where that is
+    nothing."""
+    parts = [label.split(", ") for label in labels]
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    return ", ".join(shared) or labels[0]
+
+
+def _kind(steps: Sequence[Step], chance: float | None) -> Kind:
+    """By the ends of intervals: one success among few trials shows no more than none does."""
+    rates = {step.name: step.rate for step in steps}
+    exact, named = rates.get("exact"), _larger(rates.get("named"), rates.get("matched"))
+    if exact is None and named is None:
+        return "not measured"
+    if exact is not None and (exact.low or 0.0) > 0.0:
+        return "leaked"
+    if named is not None and (named.low or 0.0) > (chance or 0.0):
+        return "named"
+    guessed = named is None or (named.value or 0.0) <= (chance or 0.0)
+    if (exact is None or not exact.value) and guessed:
+        return "held"
+    return "unclear"
+
+
+def _larger(one: Interval | None, other: Interval | None) -> Interval | None:
+    return max((each for each in (one, other) if each is not None),
+               key=lambda each: each.value or 0.0, default=None)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ sentences
+
+
+def _sentences(
+    rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]
+) -> list[Sentence]:
+    found = []
+    for kind, write in (
+        ("leaked", _leaked), ("named", _named), ("held", _held), ("unclear", _unclear),
+    ):  # fmt: skip
+        about = [row for row in rows if row.kind == kind]
+        if about:
+            found.append(write(about, cells))
+    missed = [cell for group in cells.values() for cell in group if _missed(cell)]
+    if missed:
+        found.append(_not_reproduced(missed))
+    absent = [row for row in rows if row.kind == "not measured"]
+    if absent:
+        reasons = dict.fromkeys(
+            cell.reason for row in absent for cell in cells[row.row] if cell.reason
+        )
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        text = [Part(text="Not measured: "), *_listed(absent), Part(text=f"{why}.")]
+        found.append(Sentence(kind="not measured", parts=tuple(text)))
+    return found
+
+
+def _listed(rows: Sequence[StripRow], words: dict[str, str] | None = None) -> list[Part]:
+    """Names of rows, each with its words, the first ones of many."""
+    parts: list[Part] = []
+    for number, row in enumerate(rows[:_SHOWN]):
+        joint = "" if number == 0 else "; " if words else ", "
+        said = (words or {}).get(row.row, "")
+        parts += [Part(text=joint), Part(text=row.label, row=row.row)]
+        parts += [Part(text=f" ({said})")] if said else []
+    if len(rows) > _SHOWN:
+        parts.append(Part(text=f" and {len(rows) - _SHOWN} more rows"))
+    return [part for part in parts if part.text]
+
+
+def _of(step: Step, trials: int) -> str:
+    """A rate as a count: 12 of 16, 0.48 to 0.93."""
+    rate = step.rate
+    count = round((rate.value or 0.0) * trials)
+    ends = f", {rate_words(rate.low)} to {rate_words(rate.high)}" if rate.low is not None else ""
+    return f"{count} of {trials}{ends}"
+
+
+def _leaked(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -> Sentence:
+    words = {}
+    for row in rows:
+        step = row.step("exact")
+        assert step is not None
+        words[row.row] = f"{_of(step, row.trials)}{_to_whom(step)}"
+    parts = [Part(text="Recovered: "), *_listed(rows, words), Part(text=".")]
+    return Sentence(kind="leaked", parts=tuple(parts))
+
+
+def _to_whom(step: Step) -> str:
+    """Which attacker, where it matters; how little those get who ignore the defense."""
+    if step.naive is not None and step.naive < (step.rate.value or 0.0):
+        return f"; {rate_words(step.naive)} to who ignores the defense"
+    return f", {step.attacker}" if " " in step.attacker else ""
+
+
+def _named(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -> Sentence:
+    words = {}
+    for row in rows:
+        step = max(
+            (each for name in ("named", "matched") if (each := row.step(name)) is not None),
+            key=lambda each: each.rate.value or 0.0,
+        )
+        words[row.row] = _of(step, row.trials)
+    chance = rows[0].chance
+    guess = "" if chance is None else f", where guessing names {compact(chance)}"
+    parts = [
+        Part(text="Not recovered, and still named among the candidates: "),
+        *_listed(rows, words), Part(text=f"{guess}."),
+    ]  # fmt: skip
+    return Sentence(kind="named", parts=tuple(parts))
+
+
+def _held(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -> Sentence:
+    ends = [step.rate.high for row in rows if (step := row.step("exact") or row.step("named"))]
+    high = max((end for end in ends if end is not None), default=None)
+    most = "" if high is None else f"; what was run excludes rates above {rate_words(high)} only"
+    without = [row for row in rows if row.step("ceiling") is None]
+    weak = [row for row in rows if _too_weak(cells[row.row])]
+    parts = [Part(text="Nobody was recovered or named: "), *_listed(rows), Part(text=f"{most}.")]
+    if weak:
+        parts += [
+            Part(text=" No credit, the attacks were too weak: "), *_listed(weak), Part(text="."),
+        ]  # fmt: skip
+    if without and len(without) < len(rows):
+        parts += [Part(text=" No guarantee stands behind "), *_listed(without), Part(text=".")]
+    elif without:
+        parts.append(Part(text=" No guarantee stands behind it."))
+    proven = [step.rate.value or 0.0 for row in rows if (step := row.step("ceiling"))]
+    if proven and max(proven) < _NO_BOUND:
+        parts.append(
+            Part(
+                text=f" Where there is a guarantee, no attack can name more than "
+                f"{ceiling_words(max(proven))}."
+            )
+        )
+    return Sentence(kind="held", parts=tuple(parts))
+
+
+def _too_weak(cells: Sequence[ReportCell]) -> bool:
+    """Whether the leak held more than any attack got, or no attack ever left its start."""
+    if any(cell.bound is not None and cell.bound.verdict == "attack too weak" for cell in cells):
+        return True
+    stuck = [
+        flag.count == cell.judged
+        for cell in cells
+        if cell.networks
+        for flag in cell.flags
+        if flag.name in ("loss_never_fell", "optimiser_failed")
+    ]
+    return bool(stuck) and all(stuck) and len(stuck) >= len([c for c in cells if c.networks])
+
+
+def _unclear(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -> Sentence:
+    words = {
+        row.row: _of(step, row.trials)
+        for row in rows
+        if (step := max((s for s in row.steps if s.name in ("exact", "named", "matched")),
+                        key=lambda s: s.rate.value or 0.0, default=None)) is not None
+    }  # fmt: skip
+    parts = [
+        Part(text="Too few trials to say: "), *_listed(rows, words), Part(text="."),
+    ]  # fmt: skip
+    return Sentence(kind="unclear", parts=tuple(parts))
+
+
+def _missed(cell: ReportCell) -> bool:
+    """Whether a printed success rate came out under no reading."""
+    if cell.verdict is None:
+        return False
+    words = decisive(
+        {name: (cell.asr[name].value, word) for name, word in cell.verdict.asr.items()}
+    )
+    return bool(words) and set(words.values()) == {"not reproduced"}
+
+
+def _not_reproduced(cells: Sequence[ReportCell]) -> Sentence:
+    parts = [Part(text="Printed success rates that did not come out: ")]
+    for number, cell in enumerate(cells[:_SHOWN]):
+        assert cell.verdict is not None and cell.printed is not None
+        values = sorted({cell.asr[name].value or 0.0 for name in cell.verdict.asr})
+        ours = " to ".join(rate_words(value) for value in dict.fromkeys((values[0], values[-1])))
+        parts += [
+            Part(text="; " if number else ""),
+            Part(text=cell.label, row=cell.row),
+            Part(text=f" (printed {cell.printed.asr}, here {ours}{_why(cell)})"),
+        ]
+    if len(cells) > _SHOWN:
+        parts.append(Part(text=f" and {len(cells) - _SHOWN} more"))
+    parts.append(Part(text="."))
+    return Sentence(kind="not reproduced", parts=tuple(part for part in parts if part.text))
+
+
+def _why(cell: ReportCell) -> str:
+    """What besides the paper may be the reason."""
+    reasons = []
+    if cell.flagged("few_networks"):
+        reasons.append(f"{cell.networks} network{'s' * (cell.networks > 1)} only")
+    if any(flag.name == "loss_never_fell" and flag.count == cell.judged for flag in cell.flags):
+        reasons.append("the attack never left its start")
+    return f"; {', '.join(reasons)}" if reasons else ""
+
+
+def _beside(report: Report, dataset: str, rows: Sequence[StripRow]) -> str:
+    """Chance, and errors of what needs no gradient."""
+    chances = sorted({row.chance for row in rows if row.chance is not None})
+    parts = [f"guessing names {compact(chances[-1])} of the victims"] if chances else []
+    baselines = report.baselines[dataset]
+    parts += [
+        f"{name} {compact(value)}"
+        for name, value in (
+            ("MSE of the start image", baselines.start_image),
+            ("of the mean image", baselines.mean_image),
+            ("of the class's mean", baselines.class_mean),
+            ("of the nearest public image", baselines.nearest_public),
+        )
+        if value is not None
+    ]
+    return f"Without any gradient: {', '.join(parts)}." if parts else ""
