@@ -16,6 +16,7 @@ from leakbench.commands.options import (
     ProfileOption,
 )
 from leakbench.commands.output import write
+from leakbench.commands.report import above_ceiling
 from leakbench.commands.running import (
     WorkersOption,
     choose_arithmetic,
@@ -74,7 +75,7 @@ def panel(
                 plan, folder, root=data_root(), device=where, workers=workers_of(where, workers),
                 report=report,
             )  # fmt: skip
-        _, broken = write_results(folder, outcome)
+        broken = above_ceiling(write_results(folder, outcome))
         store = Run.existing(folder)
         known = manifest.read(store)
         content = cells.build(known.plan, known.cells, store.records(), known.facts)

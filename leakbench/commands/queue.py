@@ -18,6 +18,7 @@ from leakbench.commands.options import (
     ProfileOption,
 )
 from leakbench.commands.output import print_columns, say
+from leakbench.commands.report import above_ceiling
 from leakbench.commands.running import (
     ChunkOption,
     WorkersOption,
@@ -177,7 +178,7 @@ def _run(queued: Queued, device: str, workers: int, chunk: int) -> bool:
                 queued.plan, folder, root=data_root(), device=device, workers=workers,
                 chunk_size=chunk, report=report,
             )  # fmt: skip
-        _, broken = write_results(folder, outcome)
+        broken = above_ceiling(write_results(folder, outcome))
     except (LeakbenchError, OSError) as error:
         print(f"{name}: failed: {error}", flush=True)
         return False

@@ -32,12 +32,20 @@ class Format(StrEnum):
 
 def report(
     run: RunArgument,
-    format: Annotated[Format, typer.Option(help="md, csv, html or json.")] = Format.md,
-    out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    format: Annotated[
+        Format | None, typer.Option(help="All of it as md, csv, html or json.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="All of it, as md.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write all of it to this file.")] = None,
 ) -> None:
-    """Print the table of a run: rates with intervals, printed numbers, verdicts, notes."""
+    """Print what a run found: what leaked to whom, what held; --full: every table and note."""
     store = existing_run(run)
-    text = _render(store, content_of(store), format)
+    content = content_of(store)
+    if format is None and not full and out is None:
+        print_answer(content)
+        say("all of it: --full, or --format md|csv|html|json")
+        return
+    text = _render(store, content, format or Format.md)
     if out is None:
         sys.stdout.write(text)
         return
@@ -89,28 +97,40 @@ def rescore(run: RunArgument) -> None:
     from leakbench.data.catalog import data_root
 
     count = runner.rescore(store, data_root())
-    text, _ = write_reports(store.folder)
-    print(text)
+    content = write_reports(store.folder)
+    print_answer(content)
     say(f"{count} trials judged again; {store.folder}/report.md, .html, .json, .csv")
 
 
-def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> tuple[str, list[str]]:
-    """Write the report in these formats, of which Markdown is one.
-
-    Returns the Markdown, and cells above their ceiling.
-    """
+def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> Report:
+    """Write the report in these formats; returns what they say."""
     from leakbench.records import Run
 
     store = Run.existing(folder)
     content = content_of(store)
-    texts = {format: _render(store, content, format) for format in formats}
-    for format, text in texts.items():
-        write(folder / f"report.{format.value}", text)
-    broken = [
+    for format in formats:
+        write(folder / f"report.{format.value}", _render(store, content, format))
+    return content
+
+
+def above_ceiling(content: Report) -> list[str]:
+    """Cells in which more victims were named than is possible."""
+    return [
         f"{cell.dataset}, {cell.label}, {cell.attack} {cell.knowledge}"
         for cell in content.above_ceiling()
     ]
-    return texts[Format.md], broken
+
+
+def print_answer(content: Report) -> None:
+    """What leaked to whom, at the terminal's width; all of it where nothing was attacked."""
+    from leakbench.report import renderings
+
+    if not content.cells:
+        sys.stdout.write(renderings.to_markdown(content))
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    sys.stdout.write(renderings.to_terminal(content, width=width, colour=colour))
 
 
 def existing_run(run: Path) -> Run:

@@ -21,6 +21,7 @@ from leakbench.commands.options import (
     SuiteArgument,
 )
 from leakbench.commands.output import say, write
+from leakbench.commands.report import above_ceiling, print_answer
 from leakbench.commands.running import (
     ChunkOption,
     WorkersOption,
@@ -64,7 +65,7 @@ def run(
     plugins: PluginsOption = None,
     fast: FastOption = False,
 ) -> None:
-    """Run a suite, or what is left of it, and print its table."""
+    """Run a suite, or what is left of it, and print what it found."""
     choose_arithmetic(fast)
     add_folders(plugins or ())
     plan = plan_of(suite, profile, attack, defense, settings)  # first: torch takes its time to load
@@ -78,9 +79,9 @@ def run(
                 plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
                 report=report,
             )  # fmt: skip
-        text, broken = write_results(folder, outcome)
-        print(text)
-    end(folder, outcome, broken)
+        content = write_results(folder, outcome)
+        print_answer(content)
+    end(folder, outcome, above_ceiling(content))
 
 
 def cloak(
@@ -123,7 +124,7 @@ def cloak(
                 plan, folder, criteria, root=data_root(), device=where, workers=count,
                 report=report,
             )  # fmt: skip
-        _, broken = write_results(folder, outcome)
+        broken = above_ceiling(write_results(folder, outcome))
         page = written.to_markdown(plan, choices)
         write(folder / "cloak.md", page)
         print(written.to_json(plan, choices) if format is ChoiceFormat.json else page, end="")

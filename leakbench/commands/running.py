@@ -20,6 +20,7 @@ from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
+    from leakbench.report.content import Report
     from leakbench.runner import Outcome, Progress
     from leakbench.spec import Plan
 
@@ -51,8 +52,8 @@ def workers_of(where: str, workers: int) -> int:
     return workers or (1 if where == "cuda" else os.cpu_count() or 1)
 
 
-def write_results(folder: Path, outcome: Outcome) -> tuple[str, list[str]]:
-    """Write the reports of a run that was not interrupted; its table, and rows above a ceiling."""
+def write_results(folder: Path, outcome: Outcome) -> Report:
+    """Write the reports of a run that was not interrupted; returns what they say."""
     if outcome.torn_bytes:
         say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
     if outcome.interrupted:

@@ -299,7 +299,7 @@ def _listed(rows: Sequence[StripRow], words: dict[str, str] | None = None) -> li
     """Names of rows, each with its words, the first ones of many."""
     parts: list[Part] = []
     for number, row in enumerate(rows[:_SHOWN]):
-        joint = "" if number == 0 else "; " if words else ", "
+        joint = "; " if number else ""  # a name may hold commas
         said = (words or {}).get(row.row, "")
         parts += [Part(text=joint), Part(text=row.label, row=row.row)]
         parts += [Part(text=f" ({said})")] if said else []

@@ -1,6 +1,6 @@
 """The report in the forms people read: Markdown, CSV, JSON and one self-contained HTML page.
 
-Markdown and HTML are two renderings of the same `tables.Document`.
+All begin with the same `answer.Answer`; Markdown and HTML go on with the same `tables.Document`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from typing import Any
 import jinja2
 
 from leakbench import frames
+from leakbench.report import strips
+from leakbench.report.answer import answer
 from leakbench.report.content import CostEntry, Report
+from leakbench.report.strips import strip_table
 from leakbench.report.tables import arrange
-from leakbench.report.words import Table
+from leakbench.report.words import Table, printable
 
 
 def to_json(report: Report) -> str:
-    """Strict JSON (no NaN), keys in the order of `content.Report`."""
-    return json.dumps(report.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Strict JSON (no NaN), keys in the order of `content.Report`, then `answer`."""
+    whole = report.as_dict() | {"answer": answer(report).as_dict()}
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(report: Report) -> str:
@@ -47,17 +51,37 @@ def _as_csv_row(entry: CostEntry) -> dict[str, Any]:
 
 def to_markdown(report: Report) -> str:
     """For GitHub, and readable in a terminal: columns of a table are padded to equal width."""
-    document = arrange(report)
-    parts = [f"# {document.title}", *document.lead, _bullets(document.guide)]
+    document, said = arrange(report), answer(report)
+    parts = [f"# {_text(document.title)}", _text(said.question), _text(said.reading_guide)]
+    for strip in said.strips:
+        parts += [f"## {_text(strip.title)}"]
+        parts.append(_bullets(_text(sentence.text) for sentence in strip.sentences))
+        if any(row.steps for row in strip.rows):
+            parts.append(markdown_table(strip_table(strip)))
+        parts.append(_text(strip.beside))
+    parts += ["## All of it", *map(_text, document.lead), _bullets(map(_text, document.guide))]
     for section in document.sections:
-        parts += [f"## {section.title}", *section.above]
+        parts += [f"### {_text(section.title)}", *map(_text, section.above)]
         for table in section.tables:
             parts += _table(table)
-        parts += section.below
+        parts += map(_text, section.below)
     if document.notes:
         numbered = enumerate(document.notes, start=1)
-        parts += ["## Notes", "\n".join(f"{number}. {note}" for number, note in numbered)]
+        parts += [
+            "### Notes",
+            "\n".join(f"{number}. {_text(note)}" for number, note in numbered),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_terminal(report: Report, *, width: int, colour: bool) -> str:
+    """The answer alone, within `width` columns."""
+    return strips.to_terminal(report.title, answer(report), width=width, colour=colour)
+
+
+def _text(text: str) -> str:
+    """Text in Markdown: one line, without tags of HTML."""
+    return printable(text).replace("<", "&lt;")
 
 
 def _table(table: Table) -> list[str]:
@@ -79,7 +103,11 @@ def to_html(
         lstrip_blocks=True,
     )
     return environment.get_template("report.html.j2").render(
-        document=arrange(report), gallery=_embedded(gallery_png), training=_embedded(training_png)
+        document=arrange(report),
+        answer=answer(report),
+        words=strips,
+        gallery=_embedded(gallery_png),
+        training=_embedded(training_png),
     )
 
 
@@ -92,7 +120,9 @@ def _embedded(png: bytes | None) -> str | None:
 
 def markdown_table(table: Table) -> str:
     """Padded columns; a bar inside a cell would start a new column, so it is escaped."""
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+    rows = [
+        [_text(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)
+    ]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(table.header))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
