@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -28,12 +29,31 @@ from leakbench.commands.output import say
 from leakbench.errors import LeakbenchError, WorkerLost
 
 app = typer.Typer(
-    help="How much private training data does a gradient leak, under which defense?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"leakbench {version('leakbench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end."),
+    ] = False,
+) -> None:
+    """How much private training data does a gradient leak, under which defense?"""
+
+
 data_app = typer.Typer(
     help="Data sets: what is here, and how to get the rest.", no_args_is_help=True
 )

@@ -39,13 +39,22 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
         rows: As in `frame`.
 
     Returns:
-        A header and the lines, each ending in a newline; columns as in `frame`.
+        A header and the lines, each ending in a newline; columns as in `frame`. Text that a
+        spreadsheet would take for a formula begins with an apostrophe.
     """
     import pandas
 
-    table = pandas.DataFrame([dict(flat(row)) for row in rows], dtype=object)
+    table = pandas.DataFrame(
+        [{name: _inert(value) for name, value in flat(row)} for row in rows], dtype=object
+    )
     text: str = table.to_csv(index=False, na_rep="", lineterminator="\n")
     return text
+
+
+def _inert(value: Any) -> Any:
+    """Text that no spreadsheet computes."""
+    formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
+    return f"'{value}" if formula else value
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -311,11 +311,12 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_run_prints_its_table_and_says_what_it_did(made: Made) -> None:
-    assert "| none" in made.done.out
+    assert "- Recovered: none (" in made.done.out and "none  " in made.done.out
     assert "4 trials planned: 0 were there, 4 run now, 0 skipped, 0 in error" in made.done.errors
     for name in ("report.md", "report.csv", "report.html", "report.json", "records.jsonl"):
         assert (made.folder / name).stat().st_size > 0
-    assert made.done.out.strip() == (made.folder / "report.md").read_text().strip()
+    assert all(len(line) <= 100 for line in made.done.out.splitlines())
+    assert "| none" in (made.folder / "report.md").read_text()
 
 
 def test_a_second_run_runs_nothing(leakbench: Command, made: Made) -> None:

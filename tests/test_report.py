@@ -23,7 +23,7 @@ from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.manifest import Manifest
 from leakbench.records import Key, Record, Run, key
-from leakbench.report import cells, drawing, gallery, renderings, words
+from leakbench.report import answer, cells, drawing, gallery, renderings, words
 from leakbench.report.content import (
     Effort,
     Note,
@@ -780,7 +780,9 @@ def test_json_is_strict_and_keeps_its_order(mixed: Report) -> None:
 
     text = renderings.to_json(mixed)
     again = json.loads(text, parse_constant=refuse)
+    said = again.pop("answer")
     assert again == mixed.as_dict()
+    assert said == answer.answer(mixed).as_dict()
     assert list(again)[:2] == ["suite", "profile"]
     assert list(again["cells"][0])[:10] == [
         "dataset", "model", "pretrained", "accuracy", "row", "variant", "defense", "label",
@@ -804,7 +806,7 @@ def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: Report) -> No
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "://" not in page
-    sources = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^"\s>)]*)', page)
+    sources = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^"#\s>)]+)', page)
     assert sources == ["data:image/png;base64,iVBORw=="]
     assert "<img" not in renderings.to_html(mixed)
 
@@ -972,8 +974,8 @@ def test_reports_and_galleries_of_a_run_load_no_torch(plan: Plan, tmp_path: Path
     code = (
         "import sys\n"
         "from leakbench.cli import app\n"
-        "for command in ('report', 'gallery'):\n"
-        f"    app([command, {str(run.folder)!r}], standalone_mode=False)\n"
+        f"app(['report', {str(run.folder)!r}, '--full'], standalone_mode=False)\n"
+        f"app(['gallery', {str(run.folder)!r}], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -81,7 +82,7 @@ def to_terminal(report: Report, *, width: int, colour: bool) -> str:
 
 def _text(text: str) -> str:
     """Text in Markdown: one line, without tags of HTML."""
-    return printable(text).replace("<", "&lt;")
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
 def _table(table: Table) -> list[str]:

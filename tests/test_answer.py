@@ -1,0 +1,135 @@
+"""The answer of a report, against its records."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pandas
+import pytest
+
+import leakbench as lb
+from leakbench.commands.report import content_of, existing_run
+from leakbench.report import renderings, strips
+from leakbench.report.answer import Answer, answer
+from leakbench.report.content import Report
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+@pytest.fixture(scope="module")
+def table3() -> Report:
+    return content_of(existing_run(RESULTS / "tifs_table3-quick"))
+
+
+@pytest.fixture(scope="module")
+def said(table3: Report) -> Answer:
+    return answer(table3)
+
+
+@pytest.fixture(scope="module")
+def records() -> pandas.DataFrame:
+    return lb.load(RESULTS / "tifs_table3-quick").frame()
+
+
+def test_a_strip_shows_the_worst_attacker_of_each_row(
+    said: Answer, records: pandas.DataFrame
+) -> None:
+    """Rates counted again from the records: clamped MSE and rank are all that the rules read."""
+    records = records[records.status.isin(["ok", "nan", "diverged"])]
+    trivial = records[[f"baselines.{n}" for n in ("start_image", "mean_image", "class_mean")]]
+    counted = records.assign(
+        exact=(records.mse_clamped < 0.01) & (records.mse_clamped < 0.25 * trivial.min(axis=1)),
+        named=records["rank"] == 1,
+    )
+    rates = counted.groupby(["dataset", "row", "knowledge"])[["exact", "named"]].mean()
+    worst = rates.groupby(["dataset", "row"]).max()
+    shown = {
+        (strip.dataset, row.row): [
+            None if (step := row.step(name)) is None else step.rate.value
+            for name in ("exact", "named")
+        ]
+        for strip in said.strips
+        for row in strip.rows
+        if row.steps
+    }
+    assert len(shown) == len(worst) == 24
+    for place, values in worst.iterrows():
+        assert shown[place] == pytest.approx(values.tolist())
+
+
+def test_every_row_is_in_one_sentence(said: Answer) -> None:
+    for strip in said.strips:
+        for kind in ("leaked", "named", "held", "unclear", "not measured"):
+            rows = [row.row for row in strip.rows if row.kind == kind]
+            (sentence,) = [s for s in strip.sentences if s.kind == kind] or [None]
+            assert (sentence is None) == (not rows)
+            if sentence is not None:
+                named = dict.fromkeys(part.row for part in sentence.parts if part.row)
+                assert list(named)[:6] == rows[:6]
+
+
+def test_the_sentences_of_the_shipped_table(said: Answer) -> None:
+    digits = said.strips[0]
+    leaked, held, missed = digits.sentences
+    assert leaked.text.startswith("Recovered: non-private (16 of 16, 0.81 to 1.00); DP-baseline, ")
+    assert "0.06 to who ignores the defense" in leaked.text
+    assert "excludes rates above 0.19" in held.text and "more than 0.00519" in held.text
+    assert "No guarantee stands behind DP-dyn[S,sigma], sigma0=6" in held.text
+    assert "AdaClip (printed 0.72, here 0.00 to 1.00; 2 networks only)" in missed.text
+    faces = said.strips[-1]
+    assert not faces.headers and "LEAKBENCH_DATA" in faces.sentences[0].text
+
+
+def test_who_picks_from_a_list_recovers_nothing(table3: Report) -> None:
+    cells = [
+        dataclasses.replace(cell, grants=("candidates",), attack="candidates")
+        if cell.knowledge == "adaptive" else cell
+        for cell in table3.cells
+    ]  # fmt: skip
+    (row,) = [
+        row for row in answer(dataclasses.replace(table3, cells=tuple(cells))).strips[0].rows
+        if row.row == "dp_sgd"
+    ]  # fmt: skip
+    exact, matched = row.step("exact"), row.step("matched")
+    assert exact is not None and exact.rate.value == 1 / 16 and exact.attacker == "cpl naive"
+    assert matched is not None and matched.rate.value == 1 and row.kind == "named"
+
+
+def test_too_few_trials_are_no_leak_and_no_protection(table3: Report) -> None:
+    naive = tuple(cell for cell in table3.cells if cell.knowledge == "naive")
+    rows = answer(dataclasses.replace(table3, cells=naive)).strips[0].rows
+    kinds = {row.row: row.kind for row in rows}
+    assert kinds["none"] == "leaked" and kinds["dp_baseline"] == "held"
+    assert kinds["dp_sgd"] == "unclear"  # 1 of 16
+
+
+HOSTILE = '<script>alert(1)</script> | a\nb \x1b[31mred =1+1 "><img src=x onerror=alert(2)>'
+
+
+def test_hostile_names_break_no_form(table3: Report) -> None:
+    cells = tuple(dataclasses.replace(cell, label=HOSTILE) for cell in table3.cells)
+    changed = dataclasses.replace(table3, cells=cells, title=HOSTILE, question=HOSTILE)
+    page = renderings.to_html(changed)
+    assert "<script" not in page and "<img" not in page and "onerror=alert(2)&gt;" in page
+    text = renderings.to_markdown(changed)
+    assert "<script" not in text and "<img" not in text and "\x1b" not in text
+    counts = {line.count("|") - line.count("\\|") for line in text.splitlines() if line[:2] == "| "}
+    table = strips.strip_table(answer(changed).strips[0])
+    assert len(table.header) + 1 in counts and 1 not in counts
+    assert "'=1+1" in renderings.to_csv(dataclasses.replace(table3, cells=(
+        dataclasses.replace(table3.cells[0], label="=1+1"),
+    )))  # fmt: skip
+    shown = renderings.to_terminal(changed, width=80, colour=False)
+    assert "\x1b" not in shown and all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_a_terminal_is_never_too_narrow(table3: Report, width: int) -> None:
+    shown = renderings.to_terminal(table3, width=width, colour=False)
+    assert all(len(line) <= max(width, 40) for line in shown.splitlines())
+    assert ("[0.81, 1.00]" in shown) == (width >= 120) or width == 100
+
+
+def test_shades_show_every_rate_above_nothing() -> None:
+    assert [strips.shade(rate) for rate in (None, 0.0, 0.001, 0.5, 1.0)] == [0, 0, 1, 5, 10]
