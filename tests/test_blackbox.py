@@ -137,6 +137,25 @@ def test_a_hundred_right_mechanisms_raise_no_alarm(seed: int) -> None:
     assert found.verdict == "within", found
 
 
+@pytest.mark.parametrize(
+    ("dtype", "trials"),
+    [(torch.bfloat16, 200), pytest.param(torch.float32, 4000, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("shapes", [{"weight": (1, 1)}, {"weight": (1, 3), "bias": (1,)}])
+def test_rounding_raises_no_alarm(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, trials: int
+) -> None:
+    """Few values of few bits come twice, whatever the noise; rounding after it costs nothing."""
+
+    def rounded(g: Tensors) -> Tensors:
+        return {k: v.to(dtype).float() for k, v in noisy(summed(clip_flat(g)), 1.0).items()}
+
+    found = audit_mechanism(
+        rounded, shapes, clip=1.0, claimed_mu=1.0, batch_size=1, trials=trials, seed=1
+    )
+    assert found.verdict == "within", found
+
+
 # ---------------------------------------------------------------------------- wrong ones
 
 

@@ -89,7 +89,8 @@ def audit(
         attacks: by name, with parameters or without; "by size" of the network: second-order and
             line-search attackers up to 200,000 parameters, above it candidates, analytic and
             GradInv. () for none.
-        attack_seconds: for each attack, observer and checkpoint; longer ones are cut, and say so.
+        attack_seconds: for each attack, observer and checkpoint, and four times that to compare the
+            list; longer ones are cut, and say so.
         trials: of each canary.
         train_seconds: what a training may take, with the noise that is and with the noise that is
             advised; 0: none is trained.
@@ -102,7 +103,8 @@ def audit(
     require_at_least("audit", 1, victims=victims)
     require_at_least("audit", 2, candidates=candidates)
     settings, box = _mechanism(config, mechanism)
-    inputs, labels = _examples(data, max(candidates, victims))
+    trained_on = 0 if settings is None or not train_seconds else settings.examples
+    inputs, labels = _examples(data, max(candidates, victims, trained_on))
     user = _user(model, loss, weights, inputs)
     count = min(candidates, len(inputs))
     if target is None:
