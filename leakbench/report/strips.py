@@ -19,7 +19,7 @@ SHADES = 10
 # From white to a dark vermilion whose grey falls evenly; white text from the seventh on.
 _COLOURS = (
     "#fdeee6", "#fbdccb", "#f8c7ad", "#f4b08e", "#ee976f",
-    "#e57c50", "#d45f31", "#b94c22", "#993d1a", "#772f13",
+    "#e57c50", "#b94c22", "#a84320", "#8f381a", "#772f13",
 )  # fmt: skip
 _WHITE_FROM = 6
 _NAMES = 24  # columns of a terminal that names of methods need at least
