@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leakbench.comparing import compare
     from leakbench.dp_config import DPConfig
     from leakbench.loading import load
+    from leakbench.tapping import tap
 
 _PLACES = {
     "Claim": "leakbench.audits.findings",
@@ -34,6 +35,7 @@ _PLACES = {
     "compare": "leakbench.comparing",
     "leak": "leakbench.api",
     "load": "leakbench.loading",
+    "tap": "leakbench.tapping",
 }
 """Where each name of the library is defined: it is imported when it is asked for."""
 
@@ -49,6 +51,7 @@ __all__ = [
     "compare",
     "leak",
     "load",
+    "tap",
 ]
 
 
