@@ -20,18 +20,19 @@ from typing import Any, Protocol, cast, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from leakbench import attacking, registry
-from leakbench.captured import CapturedLeak, Examples
+from leakbench import attacking, givens, registry
+from leakbench.captured import CapturedLeak
 from leakbench.capturing import capture_views
 from leakbench.contracts import Attack, Defense, LeakPoint, Model, Weights
-from leakbench.data.columns import of_names, require_fitting
 from leakbench.data.features import Feature
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
+from leakbench.givens import Givens
+from leakbench.parameters import require_in
 from leakbench.plugin_files import one_line
 from leakbench.scoring import AttackResult
 from leakbench.spec import Knowledge
 from leakbench.suite.parameters import complete
-from leakbench.user_models import UserModel, as_model, read_module
+from leakbench.user_models import UserModel, as_model, read_module, require_finite
 
 __all__ = [
     "OBSERVERS",
@@ -53,9 +54,6 @@ OBSERVERS: dict[str, LeakPoint] = {
 }
 """Who reads: the gradient of each example, the mean of a batch, what a client sends, what the
 server holds after it did its part, what it holds before."""
-
-SLACK = 1e-6
-"""Share of the input range by which an input may lie outside it: rounding."""
 
 
 @runtime_checkable
@@ -130,41 +128,39 @@ def leak(
     Raises:
         LeakbenchError: what cannot be attacked, in one sentence; see `read_module`.
     """
-    if observer not in OBSERVERS:
+    if observer not in tuple(OBSERVERS):  # of a tuple, so that what has no hash is refused too
         raise unknown_name("observer", observer, OBSERVERS, "leak")
-    x, y = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
-    if not x.is_floating_point():
-        raise LeakbenchError(
-            f"leak: x is {x.dtype}; allowed: floating point, scaled as the model sees it"
-        )
-    y = _labels(y, x)
-    own = _Givens(
-        x=x, y=y,
-        candidates=_examples("candidates", candidates), public=_examples("public", public),
-    )  # fmt: skip
-    span, notes = _range(own, input_range)
-    meaning = _features(features, own)
-    user, several = _network(model, x, y, loss, weights, mode, head, device)
+    require_at_least("leak", 0, round=round, seed=seed)
+    require_in("leak", "(0, inf)", learning_rate=learning_rate)
+    own = Givens.of(x, y, candidates, public)
+    span, notes = givens.input_range(own, input_range)
+    meaning = givens.features(own, features)
+    wanted = resolved(defense)
+    user, several = _network(model, own.x, own.y, loss, weights, mode, head, device)
     first = several[0]
     own = own.to(next(iter(first.values())))
-    if classes is None:
-        classes = _classes(user, first)
-    _require_labels(own, classes)
-    point = dataclasses.replace(OBSERVERS[observer], round=round)
+    classes = _classes(user, first, classes)
+    own.require_labels(classes)
+    point = dataclasses.replace(OBSERVERS[observer], round=int(round))
+    victims = own.y.numel() if observer == "type2" else len(own.y) if own.y.ndim == 2 else 1
     try:
-        views = capture_views(
-            user.model, own.x, own.y,
-            weights=several, defense=resolved(defense), point=point, local_steps=local_steps,
-            learning_rate=learning_rate, rounds=rounds,
-            public=None if own.public is None else own.public.inputs,
-            public_labels=None if own.public is None else own.public.labels,
-            input_range=span, classes=classes, seed=seed, features=meaning,
-            sent=None if sent is None else {k: v.detach().to(own.x) for k, v in sent.items()},
-        )  # fmt: skip
-    except (RuntimeError, NotImplementedError) as error:
-        raise LeakbenchError(f"model: its gradients fail: {one_line(error)}") from error
+        with torch.random.fork_rng(devices=[own.x.device] if own.x.is_cuda else []):
+            views = capture_views(
+                user.model, own.x, own.y,
+                weights=several, defense=wanted, point=point, local_steps=local_steps,
+                learning_rate=float(learning_rate), rounds=rounds,
+                public=None if own.public is None else own.public.inputs,
+                public_labels=None if own.public is None else own.public.labels,
+                input_range=span, classes=classes, seed=int(seed), features=meaning,
+                sent=None if sent is None else givens.gradients(sent, first, victims),
+            )  # fmt: skip
+    except LeakbenchError:
+        raise
+    except Exception as error:  # foreign code may fail in any way
+        whose = "model" if defense is None else f"model under defense '{_name(wanted)}'"
+        raise LeakbenchError(f"{whose}: its gradients fail: {one_line(error)}") from error
     batch = views["naive"].batch_size
-    shape = x.shape[1:] if y.ndim == 1 else x.shape[2:]
+    shape = own.x.shape[own.y.ndim :]
     return CapturedLeak(
         views=views,
         truth=own.x.reshape(-1, batch, *shape).clone(),
@@ -173,7 +169,7 @@ def leak(
         public=own.public,
         labels_known=labels_known,
         seed=seed,
-        notes=(*user.notes, *notes),
+        notes=(*user.notes, *own.notes, *notes),
     )
 
 
@@ -261,49 +257,22 @@ def resolved(defense: Protected | None) -> Defense:
     if isinstance(defense, str):
         defense = cast("type[Defense]", registry.load("defenses", defense))
     if isinstance(defense, type) and issubclass(defense, Defense):
-        return defense(**complete(defense, parameters, f"defense '{defense.name}'"))
-    if isinstance(defense, HasDefense):
-        return defense.defense()
+        return defense(**complete(defense, parameters, f"defense '{_name(defense)}'"))
+    given: object = defense
+    if isinstance(given, HasDefense) and not isinstance(given, type):
+        made: object = given.defense()
+        if isinstance(made, Defense):
+            return made
     raise LeakbenchError(
         f"defense: {defense!r:.60} is none; allowed: a name, a mapping with name and parameters, a "
         "Defense, or what has a method defense(), as DPConfig"
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Givens:
-    """Examples of all kinds."""
-
-    x: Tensor
-    y: Tensor
-    candidates: Examples | None
-    public: Examples | None
-
-    def to(self, like: Tensor) -> _Givens:
-        """In the type and on the device of the model's weights."""
-        return _Givens(
-            x=self.x.to(like),
-            y=self.y.to(like.device),
-            candidates=_to(self.candidates, like),
-            public=_to(self.public, like),
-        )
-
-
-def _to(examples: Examples | None, like: Tensor) -> Examples | None:
-    if examples is None:
-        return None
-    labels = None if examples.labels is None else examples.labels.to(like.device, torch.int64)
-    return Examples(inputs=examples.inputs.to(like), labels=labels)
-
-
-def _labels(y: Tensor, x: Tensor) -> Tensor:
-    """Whole numbers, without the axis that a single output has."""
-    if y.is_floating_point():
-        if y.ndim > 1 and y.shape[-1] == 1 and y.shape[0] == x.shape[0]:
-            y = y[..., 0]
-        if not bool((y == y.round()).all()):
-            raise LeakbenchError("leak: y holds fractions; allowed: numbers of classes, from 0 on")
-    return y.to(torch.int64)
+def _name(defense: Defense | type[Defense]) -> str:
+    """What a plugin calls itself; the base class has no name."""
+    kind = defense if isinstance(defense, type) else type(defense)
+    return str(getattr(defense, "name", kind.__name__))
 
 
 def _network(
@@ -328,117 +297,52 @@ def _network(
         user = UserModel(model=model, weights={})
     if weights is None:
         return user, [user.weights]
-    several = [weights] if isinstance(weights, Mapping) else list(weights)
+    several: Any = [weights] if isinstance(weights, Mapping) else weights
+    if not isinstance(several, list | tuple) or not all(
+        isinstance(one, Mapping) and all(isinstance(v, Tensor) for v in one.values())
+        for one in several
+    ):
+        raise LeakbenchError(
+            "leak: weights are no tensors by name; allowed: those of one look, as a state_dict, or "
+            "a list of such"
+        )
     if not several:
         raise LeakbenchError("leak: weights are of no look; give those of one at least")
     if user.weights:
-        several = [_like(one, user.weights) for one in several]
-    elif device is not None:
-        several = [{k: v.to(device) for k, v in one.items()} for one in several]
-    return user, several
+        return user, [_like(one, user.weights) for one in several]
+    where = None if device is None else torch.device(device)
+    return user, [{k: v.detach().to(where, copy=True) for k, v in w.items()} for w in several]
 
 
 def _like(given: Weights, wanted: Weights) -> Weights:
-    """Weights under the names of the module's own, in their type."""
-    if odd := sorted(given.keys() ^ wanted.keys()):
+    """A copy of weights under the names of the module's own, in their type."""
+    if odd := sorted(map(str, given.keys() ^ wanted.keys())):
         has = "are missing" if odd[0] in wanted else "have an unknown"
         raise LeakbenchError(f"leak: weights {has} '{odd[0]}'; the module trains {list(wanted)}")
-    return {name: given[name].detach().to(like) for name, like in wanted.items()}
-
-
-def _examples(name: str, given: Tensor | tuple[Tensor, Tensor] | None) -> Examples | None:
-    if given is None:
-        return None
-    inputs, labels = given if isinstance(given, tuple) else (given, None)
-    if labels is None and name == "candidates":
-        raise LeakbenchError("leak: candidates need their labels; allowed: (inputs, labels)")
-    if labels is not None and labels.shape != inputs.shape[:1]:
-        raise LeakbenchError(
-            f"leak: {name} {tuple(inputs.shape)} and labels {tuple(labels.shape)} do not belong "
-            "together; allowed: (N, *input shape) and (N,)"
-        )
-    return Examples(
-        inputs=inputs.detach(), labels=None if labels is None else labels.detach().cpu()
-    )
-
-
-def _range(
-    given: _Givens, declared: tuple[float, float] | None
-) -> tuple[tuple[float, float], list[str]]:
-    """The input range, and a note where it was found from the data."""
-    parts = {"x": given.x}
-    parts |= {
-        name: examples.inputs
-        for name, examples in (("candidates", given.candidates), ("public", given.public))
-        if examples is not None
-    }
-    ends = {name: (float(part.min()), float(part.max())) for name, part in parts.items()}
-    for name, (least, most) in ends.items():
-        if not (abs(least) < float("inf") and abs(most) < float("inf")):
-            raise LeakbenchError(f"leak: {name} holds nan or infinities; allowed: finite numbers")
-    if declared is not None:
-        low, high = map(float, declared)
-        if not low < high:
-            raise LeakbenchError(f"leak: input_range ({low:g}, {high:g}) is empty")
-        slack = SLACK * (high - low)
-        for name, (least, most) in ends.items():
-            if least < low - slack or most > high + slack:
-                raise LeakbenchError(
-                    f"leak: {name} lies in [{least:.4g}, {most:.4g}], outside the declared "
-                    f"input_range [{low:g}, {high:g}]"
-                )
-        return (low, high), []
-    low, high = min(least for least, _ in ends.values()), max(most for _, most in ends.values())
-    if low >= 0 and high <= 1:
-        return (0.0, 1.0), []
-    if low == high:
-        high = low + 1
-    return (low, high), [
-        f"input_range was not declared: [{low:.4g}, {high:.4g}] is what x and all else that was "
-        "given lies in"
-    ]
-
-
-def _features(declared: Sequence[str | Feature], given: _Givens) -> tuple[Feature, ...]:
-    """What the columns mean, held against all rows."""
-    if not declared:
-        return ()
-    shape = tuple(given.x.shape[given.y.ndim :])
-    if len(shape) != 1:
-        raise LeakbenchError(
-            f"leak: features are of rows of a table (columns,), x holds inputs {shape}"
-        )
-    others = [each.inputs for each in (given.candidates, given.public) if each is not None]
-    rows = torch.cat([part.reshape(-1, *shape).cpu() for part in (given.x, *others)]).numpy()
-    names = [each for each in declared if isinstance(each, str)]
-    if len(names) == len(declared):
-        return of_names("leak: features", names, rows)
-    found = tuple(each for each in declared if isinstance(each, Feature))
-    if len(found) < len(declared):
-        raise LeakbenchError(
-            "leak: features are neither all names nor all Feature; allowed: one name a column, or "
-            "a Feature each"
-        )
-    require_fitting("leak: features", found, rows)
+    for name, like in wanted.items():
+        if given[name].shape != like.shape:
+            raise LeakbenchError(
+                f"leak: weights have '{name}' of shape {tuple(given[name].shape)}; allowed: "
+                f"{tuple(like.shape)}, as the module has it"
+            )
+    found = {name: given[name].detach().to(like, copy=True) for name, like in wanted.items()}
+    require_finite(found)
     return found
 
 
-def _classes(user: UserModel, weights: Weights) -> int:
-    if user.outputs is not None:
-        return max(user.outputs, 2)
+def _classes(user: UserModel, weights: Weights, given: int | None) -> int:
+    """How many classes there are: as given, or as many as outputs, two if there is one."""
+    outputs = user.outputs
+    if given is not None:
+        require_at_least("leak", 2, classes=given)
+        if outputs is not None and given > max(outputs, 2):
+            raise LeakbenchError(
+                f"leak: {given} classes, and the model has {outputs} outputs; allowed: up to "
+                f"{max(outputs, 2)}"
+            )
+        return int(given)
+    if outputs is not None:
+        return max(outputs, 2)
     if user.model.head is None:
         raise LeakbenchError("leak: the model names no head to count classes by; give `classes`")
     return max(len(weights[user.model.head]), 2)
-
-
-def _require_labels(given: _Givens, classes: int) -> None:
-    labels = {"y": given.y}
-    for name, examples in (("candidates", given.candidates), ("public", given.public)):
-        if examples is not None and examples.labels is not None:
-            labels[f"labels of {name}"] = examples.labels
-    for name, values in labels.items():
-        if values.numel() and not (int(values.min()) >= 0 and int(values.max()) < classes):
-            raise LeakbenchError(
-                f"leak: {name} are from {int(values.min())} to {int(values.max())}; allowed with "
-                f"{classes} classes: 0 to {classes - 1}"
-            )

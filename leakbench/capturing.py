@@ -24,6 +24,7 @@ from leakbench.contracts import (
 from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.leaking import Granted, Look, Tap
+from leakbench.parameters import require_in
 from leakbench.spec import Grant, Knowledge
 from leakbench.streams import NoiseStreams
 from leakbench.training import Batch, public_gradients
@@ -133,6 +134,7 @@ def capture_views(
     The others, and Raises: as `capture_leak`.
     """
     require_at_least("leak", 1, local_steps=local_steps, rounds=rounds)
+    require_in("leak", "(0, inf)", learning_rate=learning_rate)
     if y.ndim == 1:
         x, y = x[None], y[None]
     if y.ndim != 2 or x.shape[:2] != y.shape:

@@ -19,10 +19,12 @@ class DataMissing(LeakbenchError):
     """A data set is not on this machine; the text names the command that gets it."""
 
 
-def unknown_name(kind: str, name: str, allowed: Iterable[str], where: str = "") -> LeakbenchError:
+def unknown_name(
+    kind: str, name: object, allowed: Iterable[str], where: str = ""
+) -> LeakbenchError:
     """One sentence for a name nobody knows: where it stands, the closest match, all allowed."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     place = f"{where}: " if where else ""
     return LeakbenchError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -122,11 +123,11 @@ def read_module(
     notes: list[str] = []
     if mode not in (None, "train", "eval"):
         raise unknown_name("mode", str(mode), ("train", "eval"), "model")
-    own = _own_copy(unwrapped(module))
-    where = _device(own) if device is None else torch.device(device)
+    own, note = _own_copy(unwrapped(module))
+    notes += note
     dtype, note = _dtype(own)
     notes += note
-    own = own.to(device=where, dtype=dtype)
+    own = _placed(own, device, dtype)
     if mode is not None:
         own.train(mode == "train")
     _settle_instance_norms(own)
@@ -136,6 +137,7 @@ def read_module(
         for name, value in model.module.named_parameters()
         if value.requires_grad
     }
+    require_finite(weights)
     frozen = sum(not value.requires_grad for value in own.parameters())
     if frozen:
         notes.append(
@@ -148,7 +150,8 @@ def read_module(
             weights=weights,
             notes=tuple(notes),
         )
-    tried = _tried(model, weights, inputs[:2].detach().to(device=where, dtype=dtype), wanted)
+    some = inputs[:2].detach().to(next(iter(weights.values())), copy=True)
+    tried = _tried(model, weights, some, wanted)
     if tried.mixes and not model.mixes_examples:
         notes.append("examples of a batch mix in it, so that none has a gradient of its own")
         model = replace(model, mixed=True)
@@ -156,8 +159,14 @@ def read_module(
         model = OneColumn(
             module=model.module, head=None, loss=model.loss, mode=model.mode, mixed=model.mixed
         )
+    model = replace(model, head=head or tried.head)
+    if head is not None and len(weights[head]) != tried.outputs:
+        raise LeakbenchError(
+            f"model: head '{head}' has {len(weights[head])} outputs, and the model has "
+            f"{tried.outputs}; allowed: the last dense layer"
+        )
     return UserModel(
-        model=replace(model, head=head or tried.head),
+        model=model,
         weights=weights,
         notes=tuple(notes),
         outputs=tried.outputs,
@@ -178,7 +187,10 @@ def loss_of(loss: str | nn.Module) -> Loss:
     if kind not in _MODULES:
         allowed = ", ".join(each.__name__ for each in _MODULES)
         raise LeakbenchError(f"model: loss {kind.__name__} is not known; allowed: {allowed}")
-    plain = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
+    plain = {
+        "reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0,
+        "ignore_index": -100,
+    }  # fmt: skip
     for name, value in plain.items():
         if getattr(loss, name, value) != value:
             raise LeakbenchError(
@@ -224,8 +236,9 @@ def _hooks(module: nn.Module) -> Iterator[tuple[dict[int, Any], int, object]]:
                         yield table, key, owner
 
 
-def _own_copy(module: nn.Module) -> nn.Module:
-    """A copy without what Opacus has hung on the layers, which must not run when attacked."""
+def _own_copy(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A copy without what Opacus has hung on the layers, which must not run when attacked, and
+    without hooks on gradients, which cannot run example by example; a note of these."""
     if any(isinstance(value, nn.UninitializedParameter) for value in module.parameters()):
         raise LeakbenchError(
             "model: a lazy layer has no parameters yet; call the module once on a batch"
@@ -233,12 +246,54 @@ def _own_copy(module: nn.Module) -> nn.Module:
     owners = {id(owner): owner for _, _, owner in _hooks(module) if _is_of_opacus(owner)}
     try:
         own = copy.deepcopy(module, dict(owners))
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:  # foreign code may fail in any way
         raise LeakbenchError(f"model: cannot be copied: {one_line(error)}") from error
     for table, key, owner in _hooks(own):
         if _is_of_opacus(owner):
             del table[key]
-    return own
+    hooked = any(_grad_hooks(layer) for layer in own.modules())
+    for layer in own.modules():
+        for table in _grad_hooks(layer):
+            table.clear()
+    # torch copies a parameter without its hooks.
+    if hooked or any(_grad_hooks(value) for value in module.parameters()):
+        return own, [
+            "hooks on gradients are not run: what leaks is the gradient before they change it"
+        ]
+    return own, []
+
+
+def _grad_hooks(thing: nn.Module | Tensor) -> list[dict[int, Any]]:
+    """Tables of hooks on gradients that are not empty."""
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    return [table for name in names if (table := getattr(thing, name, None))]
+
+
+def _placed(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
+    """The module in this type, on the device of its parameters or another."""
+    where: torch.device | str = _device(module) if device is None else device
+    try:
+        module = module.to(device=torch.device(where), dtype=dtype)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise LeakbenchError(f"model: device {where} cannot be used: {one_line(error)}") from None
+    if any(value.is_meta for value in module.parameters()):
+        raise LeakbenchError(
+            "model: parameters on device meta hold no values; allowed: the cpu or a GPU"
+        )
+    return module
+
+
+def require_finite(weights: Weights) -> None:
+    """Refuse weights of a training that has diverged.
+
+    Raises:
+        LeakbenchError: nan or an infinity, naming the parameter.
+    """
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value).all()):
+            raise LeakbenchError(
+                f"model: parameter '{name}' holds nan or infinities; allowed: finite weights"
+            )
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -302,8 +357,14 @@ def _tried(model: ModuleModel, weights: Weights, inputs: Tensor, loss: Loss) -> 
     heads: list[tuple[str, Tensor]] = []
     gpus = [inputs.device] if inputs.is_cuda else []
     with torch.random.fork_rng(devices=gpus):
+        given = inputs.clone()
         with torch.enable_grad(), _watching(model.module, heads):
-            outputs = _called(model, weights, inputs)
+            outputs = _called(model, weights, given)
+        if not torch.equal(given, inputs):
+            raise LeakbenchError(
+                "model: changes its inputs in place; allowed: a forward that leaves them as they "
+                "are"
+            )
         with torch.no_grad():
             again = _called(model, weights, inputs)
             swapped = _called(model, weights, inputs[[0, 0]])
@@ -313,6 +374,13 @@ def _tried(model: ModuleModel, weights: Weights, inputs: Tensor, loss: Loss) -> 
             f"model: two inputs give outputs of shape {tuple(outputs.shape)}; allowed: "
             "(2, outputs), or (2,) for two classes under binary_cross_entropy"
         )
+    if not outputs.requires_grad:
+        raise LeakbenchError(
+            "model: its outputs have no gradient (no_grad, or detach); allowed: outputs that "
+            "depend on a trained parameter"
+        )
+    if bool(outputs.isnan().any()):
+        raise LeakbenchError("model: its outputs hold nan; allowed: numbers")
     _require_logits(outputs, loss)
     changed = [k for k, value in model.fixed.items() if not torch.equal(value, before[k])]
     if changed or not torch.equal(outputs.detach(), again):
@@ -359,7 +427,7 @@ def _called(model: ModuleModel, weights: Weights, inputs: Tensor) -> Tensor:
     leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
     try:
         found: object = model.logits(leaves, inputs)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # foreign code may fail in any way
         raise LeakbenchError(
             f"model: inputs of shape {tuple(inputs.shape[1:])} fail: {one_line(error)}"
         ) from error
@@ -387,9 +455,15 @@ def _require_logits(outputs: Tensor, loss: Loss) -> None:
 
 
 def _dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """Weight -> layer of the dense layers that are trained, in the order of the module."""
+    """Weight -> layer of the dense layers that are trained, in the order of the module.
+
+    A weight that several layers share is left out: its gradient is the sum of theirs.
+    """
+    shared = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     return {
         f"{name}.weight" if name else "weight": layer
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and layer.weight.requires_grad
+        if isinstance(layer, nn.Linear)
+        and layer.weight.requires_grad
+        and shared[id(layer.weight)] == 1
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -413,7 +415,7 @@ def test_the_head_is_the_layer_whose_output_is_the_answer() -> None:
     assert as_model(Two(), inputs=X)[0].head == "answer.weight"
     assert as_model(convolutional())[0].head == "3.weight"
     assert as_model(nn.Linear(5, 2))[0].head == "weight"
-    assert as_model(Two(), inputs=X, head="body.weight")[0].head == "body.weight"
+    assert as_model(Two(), inputs=X, head="auxiliary.weight")[0].head == "auxiliary.weight"
     with pytest.raises(LeakbenchError, match=r"unknown head 'bodi.weight'"):
         as_model(Two(), inputs=X, head="bodi.weight")
 
@@ -461,7 +463,103 @@ def test_inputs_outside_the_declared_range_are_refused() -> None:
         lb.leak(convolutional(), X, Y, input_range=(0.0, 0.5))
     with pytest.raises(LeakbenchError, match="public lies in"):
         lb.leak(convolutional(), X, Y, input_range=(0.0, 1.0), public=DIGITS.public[:3] * 2)
-    with pytest.raises(LeakbenchError, match="is empty"):
+    with pytest.raises(LeakbenchError, match="two finite numbers"):
         lb.leak(convolutional(), X, Y, input_range=(1.0, 0.0))
     with pytest.raises(LeakbenchError, match="x holds nan or infinities"):
         lb.leak(convolutional(), X * torch.nan, Y)
+
+
+# ------------------------------------------------------------------------------ odd modules
+
+
+class Bent(nn.Module):
+    """A dense network whose forward does something with its input and its answer."""
+
+    def __init__(self, before: Any = None, after: Any = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        self.before, self.after = before, after
+
+    def forward(self, inputs: Tensor) -> Any:
+        if self.before is not None:
+            self.before(inputs)
+        answer = self.layers(inputs)
+        return answer if self.after is None else self.after(answer)
+
+
+def _broken(inputs: Tensor) -> None:
+    raise KeyError("a\nkey")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Bent(_broken), "fail: KeyError"),
+        (Bent(lambda x: x.mul_(2)), "changes its inputs in place"),
+        (Bent(None, lambda out: out.detach()), "outputs have no gradient"),
+        (Bent(None, lambda out: out * math.nan), "outputs hold nan"),
+        (Bent().to("meta"), "device meta hold no values"),
+    ],
+    ids=["raises", "in place", "detached", "nan", "meta"],
+)
+def test_a_forward_that_cannot_be_told_is_one_sentence(module: nn.Module, said: str) -> None:
+    x = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    kept = x.clone()
+    with pytest.raises(LeakbenchError, match=said) as caught:
+        lb.leak(module, x, torch.tensor([0, 2]))
+    assert "\n" not in str(caught.value)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("device", ["nowhere", 1.5, "meta"])
+def test_a_device_that_is_none(device: Any) -> None:
+    with pytest.raises(LeakbenchError, match="device"):
+        as_model(Bent(), device=device)
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    module = Bent()
+    with torch.no_grad():
+        module.layers[1].weight[0, 0] = math.nan
+    with pytest.raises(LeakbenchError, match=r"'layers\.1\.weight' holds nan"):
+        as_model(module)
+
+
+def test_a_head_must_give_the_outputs() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with pytest.raises(
+        LeakbenchError, match=r"head '0\.weight' has 5 outputs, and the model has 3"
+    ):
+        as_model(module, inputs=torch.rand(2, 4), head="0.weight")
+
+
+def test_a_loss_that_ignores_a_class_is_refused() -> None:
+    with pytest.raises(LeakbenchError, match="ignore_index=1 is another loss"):
+        as_model(Bent(), loss=nn.CrossEntropyLoss(ignore_index=1))
+
+
+def test_a_weight_that_layers_share_is_no_head() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    module[2].weight = module[0].weight
+    x, y = torch.rand(1, 4), torch.tensor([2])
+    leak = lb.leak(module, x, y)
+    nn.functional.cross_entropy(module(x), y).backward()
+    assert leak.views["naive"].model.head is None
+    for name, value in module.named_parameters():
+        assert value.grad is not None
+        torch.testing.assert_close(leak.gradients.tensors[name][0], value.grad)
+    module.zero_grad()
+
+
+def test_hooks_on_gradients_are_not_run_and_said() -> None:
+    x, y = torch.rand(1, 1, 4, 4), torch.tensor([2])
+    plain = Bent()
+    hooked = copy.deepcopy(plain)
+    hooked.layers[1].register_full_backward_hook(lambda *_: (None,))
+    hooked.layers[1].weight.register_hook(torch.zeros_like)
+    leak = lb.leak(hooked, x, y)
+    assert any("hooks on gradients are not run" in note for note in leak.notes)
+    for name, value in lb.leak(plain, x, y).gradients.tensors.items():
+        assert torch.equal(leak.gradients.tensors[name], value)
+    assert len(hooked.layers[1]._backward_hooks) == 1

@@ -69,6 +69,11 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
     """
     if not dataclasses.is_dataclass(kind):
         raise LeakbenchError(f"{where}: class {kind.__name__} is not a dataclass")
+    if not isinstance(parameters, Mapping):
+        raise LeakbenchError(
+            f"{where}: parameters are {type(parameters).__name__}; allowed: a mapping of names to "
+            "values"
+        )
     fields = [field.name for field in dataclasses.fields(kind)]
     for name in parameters:
         if name not in fields:
