@@ -1,18 +1,24 @@
-"""The answer of a report, against its records."""
+"""The answer of a report and its figures, against its records."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import re
 from pathlib import Path
 
 import pandas
 import pytest
 
 import leakbench as lb
+from leakbench import manifest
 from leakbench.commands.report import content_of, existing_run
-from leakbench.report import renderings, strips
+from leakbench.errors import LeakbenchError
+from leakbench.report import outcome_figures, pictures, renderings, strips
 from leakbench.report.answer import Answer, answer
 from leakbench.report.content import Report
+from leakbench.report.words import FigureKind
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -133,3 +139,46 @@ def test_a_terminal_is_never_too_narrow(table3: Report, width: int) -> None:
 
 def test_shades_show_every_rate_above_nothing() -> None:
     assert [strips.shade(rate) for rate in (None, 0.0, 0.001, 0.5, 1.0)] == [0, 0, 1, 5, 10]
+
+
+# ------------------------------------------------------------------------------ figures
+
+
+def test_shares_below_a_threshold_are_counts() -> None:
+    errors = [0.5, None, 0.1, math.inf, 0.1]
+    found, shares = outcome_figures.shares_below(errors)
+    assert found == [0.1, 0.1, 0.5] and shares == [0.2, 0.4, 0.6]
+
+
+def test_the_nearest_reading_stands_beside_print(table3: Report) -> None:
+    pairs = outcome_figures.printed_rates(table3)
+    with_print = [c for c in table3.cells if c.networks and c.verdict and c.verdict.asr]
+    assert len(pairs) == len(with_print) == 15
+    for pair, cell in zip(pairs, with_print, strict=True):
+        assert cell.printed is not None
+        values = [cell.asr[rule.name].value or 0.0 for rule in table3.rules if rule.paper]
+        nearest = min(abs(value - float(cell.printed.asr)) for value in values)
+        assert abs(pair.ours - pair.printed) == pytest.approx(nearest)
+        assert pair.low <= pair.ours <= pair.high
+
+
+@pytest.mark.parametrize("kind", ["threshold", "effort", "printed"])
+def test_figures_hold_text_and_repeat(kind: str) -> None:
+    store = existing_run(RESULTS / "tifs_table3-quick")
+    known, content = manifest.read(store), content_of(store)
+    make = functools.partial(pictures.picture, store, known, content, FigureKind(kind))
+    svg = make(".svg")
+    assert svg == make(".svg")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg.decode())
+    wanted = {
+        "threshold": "DP-baseline, noise on the mean (adaptive)", "effort": "gradient evaluations",
+        "printed": "not reproduced (5)",
+    }  # fmt: skip
+    assert wanted[kind] in texts
+
+
+def test_a_suite_that_attacks_nothing_has_no_such_figure(table3: Report) -> None:
+    empty = dataclasses.replace(table3, cells=())
+    assert answer(empty).strips == ()
+    with pytest.raises(LeakbenchError, match="nothing is printed"):
+        outcome_figures.draw_printed(empty)

@@ -161,7 +161,7 @@ def test_the_command_writes_it_and_the_page_holds_it(
     assert made.code == 0
     assert leakbench("figure", run, "training", cwd=tmp_path).code == 0
     assert (run / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert 'alt="Curves of the trainings' in (run / "report.html").read_text(encoding="utf-8")
+    assert 'alt="Accuracy, norms' in (run / "report.html").read_text(encoding="utf-8")
     assert leakbench("figure", run, "training", "--out", "x.svg", cwd=tmp_path).code == 0
     assert b"<svg" in (tmp_path / "x.svg").read_bytes()
     refused = leakbench("figure", run, "training", "--out", "x.pdf", cwd=tmp_path)
@@ -170,4 +170,4 @@ def test_the_command_writes_it_and_the_page_holds_it(
     other = 'utility.variants=[{ id = "c", label = "third", datasets = ["lfw"] }]'
     again = leakbench("run", path, "--out", run, "--workers", "1", "--set", other, cwd=tmp_path)
     assert again.code == 0
-    assert "Curves of the trainings" not in (run / "report.html").read_text(encoding="utf-8")
+    assert 'alt="Accuracy, norms' not in (run / "report.html").read_text(encoding="utf-8")

@@ -157,7 +157,7 @@ def _render(store: Run, content: Report, format: Format) -> str:
     if format is Format.html:
         picture = store.folder / "gallery.png"
         gallery = picture.read_bytes() if picture.is_file() else None
-        return renderings.to_html(content, gallery, _training_picture(store))
+        return renderings.to_html(content, gallery, _figures(store, content))
     make = {
         Format.md: renderings.to_markdown,
         Format.csv: renderings.to_csv,
@@ -166,17 +166,9 @@ def _render(store: Run, content: Report, format: Format) -> str:
     return make[format](content)
 
 
-def _training_picture(store: Run) -> bytes | None:
-    """The figure of a run's trainings as PNG; None where nothing was logged of them.
-
-    The records may hold other trainings too, of a run with other options in the same folder.
-    """
+def _figures(store: Run, content: Report) -> dict[str, bytes]:
+    """Every figure that has something to show."""
     from leakbench import manifest
+    from leakbench.report.pictures import all_pictures
 
-    known, records = manifest.read(store), store.records()
-    trained = {key for each in known.trainings for key in each.trials()} & records.keys()
-    if not any(records[key].get("log") for key in trained):
-        return None
-    from leakbench.report import training_figure
-
-    return training_figure.draw(known.plan, known.trainings, records)
+    return all_pictures(store, manifest.read(store), content)

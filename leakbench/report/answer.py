@@ -8,6 +8,7 @@ speak.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -215,7 +216,8 @@ def _row(cells: Sequence[ReportCell], measures: Mapping[str, Sequence[RuleEntry]
 def _worst(
     name: str, rules: Sequence[RuleEntry], cells: Sequence[ReportCell], several: bool
 ) -> Step | None:
-    """The attacker of these with the highest rate, the first of equals; None without a rate."""
+    """The attacker of these with the highest rate, of equals the one with the smallest error; None
+    without a rate."""
     rates = [
         (cell, [cell.asr[rule.name] for rule in rules])
         for cell in cells
@@ -227,7 +229,10 @@ def _worst(
     def most(values: Sequence[Interval]) -> float:
         return max(each.value or 0.0 for each in values)
 
-    worst, found = max(rates, key=lambda pair: most(pair[1]))
+    def error(cell: ReportCell) -> float:
+        return math.inf if cell.mse_clamped is None else cell.mse_clamped
+
+    worst, found = max(rates, key=lambda pair: (most(pair[1]), -error(pair[0])))
     lowest = min(found, key=lambda each: each.value or 0.0)
     naive = [most(values[:1]) for cell, values in rates if cell.knowledge == "naive"]
     return Step(

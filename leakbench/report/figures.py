@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib
 import matplotlib.style
@@ -23,6 +24,9 @@ LOOKS = (
 )  # fmt: skip
 
 
+_REPEATABLE: Any = {"svg.hashsalt": "leakbench", "svg.fonttype": "none"}  # text stays text
+
+
 def check_suffix(suffix: str) -> None:
     """Refuse what is none of `SUFFIXES`."""
     if suffix not in SUFFIXES:
@@ -33,7 +37,7 @@ def check_suffix(suffix: str) -> None:
 def written(draw: Callable[[], Figure], suffix: str) -> bytes:
     """The picture as a file of one of `SUFFIXES`; the same picture gives the same bytes."""
     # A user's matplotlibrc must not change the bytes; fonts are looked up while drawing.
-    with matplotlib.style.context("default"), matplotlib.rc_context({"svg.hashsalt": "leakbench"}):
+    with matplotlib.style.context("default"), matplotlib.rc_context(_REPEATABLE):
         figure = draw()
         buffer = io.BytesIO()
         metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ from leakbench.report.figures import DPI, LOOKS, check_suffix, text_at, written
 from leakbench.report.measured import LabelledRule, Trials, collect, rules_of
 from leakbench.report.verdicts import decisive
 from leakbench.spec import Plan
-from leakbench.statistics import wilson
+from leakbench.statistics import Interval, wilson
 
 READINGS = (
     ("mse_raw", "mean squared error, raw"),
@@ -211,7 +212,7 @@ def _effort(axes: Axes, outcomes: Sequence[Outcome], rule: LabelledRule) -> None
 def draw_printed(report: Report, suffix: str = ".png") -> bytes:
     """Printed success rates and accuracies against ours, with intervals and the diagonal.
 
-    Of the paper's readings the nearest one is drawn: what lies off the diagonal came out under none.
+    Of the paper's readings the nearest one is drawn: off the diagonal is what came out under none.
 
     Raises:
         LeakbenchError: another suffix, or nothing printed beside a result.
@@ -253,13 +254,10 @@ def printed_rates(report: Report) -> list[PrintedPair]:
         printed = float(cell.printed.asr)
         words = decisive({n: (cell.asr[n].value, w) for n, w in cell.verdict.asr.items()})
         pairs = [
-            PrintedPair(
-                printed=printed, ours=rate.value, low=rate.low if rate.low is not None else rate.value,
-                high=rate.high if rate.high is not None else rate.value, verdict=word,
-            )
+            pair
             for name, word in words.items()
-            if (rate := cell.asr[name]).value is not None
-        ]  # fmt: skip
+            if (pair := _pair(printed, cell.asr[name], word)) is not None
+        ]
         if pairs:
             found.append(min(pairs, key=lambda pair: abs(pair.ours - pair.printed)))
     return found
@@ -267,16 +265,20 @@ def printed_rates(report: Report) -> list[PrintedPair]:
 
 def printed_accuracies(report: Report) -> list[PrintedPair]:
     """Of each training with a printed accuracy."""
-    return [
-        PrintedPair(
-            printed=float(entry.printed_accuracy), ours=share.value,
-            low=share.low if share.low is not None else share.value,
-            high=share.high if share.high is not None else share.value, verdict=entry.verdict,
-        )
+    pairs = [
+        _pair(float(entry.printed_accuracy), entry.accuracy, entry.verdict)
         for entry in report.costs
-        if (share := entry.accuracy).value is not None
-        and entry.printed_accuracy is not None and _is_number(entry.printed_accuracy)
-    ]  # fmt: skip
+        if entry.printed_accuracy is not None and _is_number(entry.printed_accuracy)
+    ]
+    return [pair for pair in pairs if pair is not None]
+
+
+def _pair(printed: float, ours: Interval, verdict: str) -> PrintedPair | None:
+    if ours.value is None:
+        return None
+    low = ours.value if ours.low is None else ours.low
+    high = ours.value if ours.high is None else ours.high
+    return PrintedPair(printed=printed, ours=ours.value, low=low, high=high, verdict=verdict)
 
 
 def _is_number(text: str) -> bool:
@@ -311,7 +313,7 @@ def _diagonal(axes: Axes, words: str, points: Sequence[PrintedPair]) -> None:
 # ------------------------------------------------------------------------------ shared
 
 
-def _look(number: int, one: Outcome) -> dict[str, object]:
+def _look(number: int, one: Outcome) -> dict[str, Any]:
     colour, mark = LOOKS[number % len(LOOKS)]
     dash = _DASHES[number // len(LOOKS) % len(_DASHES)]
     return {

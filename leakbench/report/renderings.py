@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -93,9 +94,11 @@ def _table(table: Table) -> list[str]:
 
 
 def to_html(
-    report: Report, gallery_png: bytes | None = None, training_png: bytes | None = None
+    report: Report,
+    gallery_png: bytes | None = None,
+    figures: Mapping[str, bytes] = MappingProxyType({}),
 ) -> str:
-    """One page that needs nothing from outside; `gallery_png` and `training_png` are embedded."""
+    """One page that needs nothing from outside; pictures, PNG by their words, are embedded."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("leakbench.report"),
         autoescape=True,
@@ -108,7 +111,7 @@ def to_html(
         answer=answer(report),
         words=strips,
         gallery=_embedded(gallery_png),
-        training=_embedded(training_png),
+        figures={words: _embedded(png) for words, png in figures.items()},
     )
 
 
