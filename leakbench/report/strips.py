@@ -105,7 +105,7 @@ def to_terminal(title: str, answer: Answer, *, width: int, colour: bool) -> str:
 
 def _shaded(strip: Strip, width: int) -> RichTable:
     """The table of a strip; where there is no room the ends of intervals are left out."""
-    ends = width >= _NAMES + 24 * len(strip.headers)
+    ends = width >= _NAMES + 19 * len(strip.headers)
     table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("method", overflow="fold")
     for words in strip.headers.values():
