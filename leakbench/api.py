@@ -14,13 +14,14 @@ truth, which the leak keeps for `score`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from leakbench import attacking, givens, registry
+from leakbench.breach import ContractBreach
 from leakbench.captured import CapturedLeak
 from leakbench.capturing import capture_views
 from leakbench.contracts import Attack, Defense, LeakPoint, Model, Weights
@@ -200,10 +201,14 @@ def attack(
     Raises:
         LeakbenchError: an unknown attack or parameter; an attack that breaks its contract.
     """
+    if not isinstance(leak, CapturedLeak):
+        raise LeakbenchError(
+            f"attack: {type(leak).__name__} is no captured leak; allowed: what `leak` returns"
+        )
     if knowledge not in get_args(Knowledge):
         raise unknown_name("knowledge", knowledge, get_args(Knowledge), "attack")
-    if seconds is not None and not seconds > 0:
-        raise LeakbenchError(f"attack: seconds must be positive, got {seconds}")
+    if seconds is not None:
+        require_in("attack", "(0, inf]", seconds=seconds)
     answers = [
         attacking.answer(leak, each, knowledge, seed=leak.seed, seconds=seconds, progress=progress)
         for each in attacking.made(attacks, parameters)
@@ -219,7 +224,7 @@ def check_attack(plugin: Attack | type[Attack]) -> None:
     """
     from leakbench import testing  # brings all that plugins are tried on
 
-    testing.check_attack(plugin() if isinstance(plugin, type) else plugin)
+    _checked(testing.check_attack, plugin)
 
 
 def check_defense(plugin: Defense | type[Defense]) -> None:
@@ -230,7 +235,18 @@ def check_defense(plugin: Defense | type[Defense]) -> None:
     """
     from leakbench import testing  # brings all that plugins are tried on
 
-    testing.check_defense(plugin() if isinstance(plugin, type) else plugin)
+    _checked(testing.check_defense, plugin)
+
+
+def _checked(check: Callable[[Any], None], plugin: object) -> None:
+    """Contract tests; a plugin that fails in another way breaks its contract, too."""
+    name = plugin.__name__ if isinstance(plugin, type) else type(plugin).__name__
+    try:
+        check(plugin() if isinstance(plugin, type) else plugin)
+    except (ContractBreach, LeakbenchError):
+        raise
+    except Exception as error:  # foreign code may fail in any way
+        raise ContractBreach(f"{name} fails: {one_line(error)}") from error
 
 
 # ------------------------------------------------------------------------------ what is given

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from leakbench.answers import check_answer, loss_of, with_honest_status
 from leakbench.captured import CapturedLeak
 from leakbench.contracts import Attack, Leak, Reconstruction, Watch
 from leakbench.errors import LeakbenchError
+from leakbench.plugin_files import one_line
 from leakbench.spec import Knowledge
 from leakbench.streams import VictimStreams, opaque
 from leakbench.suite.parameters import complete
@@ -71,10 +74,11 @@ def made(
     """
     if isinstance(attacks, Mapping):
         named: list[tuple[Named, Mapping[str, Any]]] = list(attacks.items())
-    elif isinstance(attacks, str | Attack | type):
-        named = [(attacks, parameters)]
+    elif isinstance(attacks, Iterable) and not isinstance(attacks, str | Attack | type):
+        several = list(attacks)
+        named = [(each, parameters if len(several) == 1 else {}) for each in several]
     else:
-        named = [(each, parameters if len(attacks) == 1 else {}) for each in attacks]
+        named = [(attacks, parameters)]
     if not named:
         raise LeakbenchError("attack: none is named")
     if parameters and (len(named) != 1 or isinstance(attacks, Mapping)):
@@ -93,12 +97,8 @@ def _made(attack: Named, parameters: Mapping[str, Any]) -> Attack:
             field.name: getattr(attack, field.name) for field in dataclasses.fields(_any(attack))
         }
         return _made(type(attack), {**given, **parameters})
-    kind = (
-        cast("type[Attack]", registry.load("attacks", attack))
-        if isinstance(attack, str)
-        else attack
-    )
-    if not issubclass(kind, Attack):
+    kind: Any = registry.load("attacks", attack) if isinstance(attack, str) else attack
+    if not isinstance(kind, type) or not issubclass(kind, Attack) or inspect.isabstract(kind):
         raise LeakbenchError(
             f"attack: {attack!r:.60} is none; allowed: a name, a class or an object derived from "
             "contracts.Attack"
@@ -122,11 +122,13 @@ def answer(
     """Run one attack on all victims.
 
     Raises:
-        LeakbenchError: it breaks its contract.
+        LeakbenchError: it fails, or breaks its contract.
     """
     begun = time.perf_counter()
     large = computed_alone(captured.views[knowledge].observations[0].weights)
     limit = LARGE_SECONDS if seconds is None and large else seconds
+    if limit == math.inf:
+        limit = None
     streams = VictimStreams(0, tuple(opaque(seed, "api", row) for row in range(captured.n)))
     try:
         gpus = [captured.truth.device] if captured.truth.is_cuda else []
@@ -138,6 +140,8 @@ def answer(
     except LeakbenchError as error:  # it refuses this leak; others may not
         reason = str(error).removeprefix(f"{attack.name}: ")
         return Answer(name=attack.name, knowledge=knowledge, attack=attack, reason=reason)
+    except Exception as error:  # foreign code may fail in any way
+        raise LeakbenchError(f"attack '{attack.name}': fails: {one_line(error)}") from error
     for look in leak.observations:
         look.forget()
     check_answer(result, leak, attack.name)

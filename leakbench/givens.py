@@ -44,13 +44,13 @@ class Givens:
             LeakbenchError: no tensors, no floating point, nan, labels that are no whole numbers, or
                 shapes that do not belong together.
         """
-        x, y = _inputs("x", x), _tensor("y", y)
+        x, y = floating("leak: x", x), tensor("leak: y", y)
         y, notes = _labels(y, x)
         shape = x.shape[y.ndim :]
         return cls(
             x=x, y=y, notes=notes,
-            candidates=_examples("candidates", candidates, shape),
-            public=_examples("public", public, shape),
+            candidates=examples("leak", "candidates", candidates, shape, labelled=True),
+            public=examples("leak", "public", public, shape),
         )  # fmt: skip
 
     def to(self, like: Tensor) -> Givens:
@@ -162,7 +162,7 @@ def gradients(sent: Any, weights: Weights, victims: int) -> dict[str, Tensor]:
         )
     found = {}
     for name, weight in weights.items():
-        value = _tensor(f"sent['{name}']", sent[name])
+        value = tensor(f"leak: sent['{name}']", sent[name])
         wanted = (victims, *weight.shape)
         if tuple(value.shape) != wanted:
             raise LeakbenchError(
@@ -182,36 +182,37 @@ def _to(examples: Examples | None, like: Tensor) -> Examples | None:
     )
 
 
-def _tensor(name: str, given: Any) -> Tensor:
+def tensor(place: str, given: Any) -> Tensor:
+    """A tensor, an array or numbers as a tensor without a history; `place` begins what is said."""
     try:
         return torch.as_tensor(given).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise LeakbenchError(
-            f"leak: {name} is {type(given).__name__} and no tensor: {one_line(error)}"
+            f"{place} is {type(given).__name__} and no tensor: {one_line(error)}"
         ) from None
 
 
-def _inputs(name: str, given: Any) -> Tensor:
-    found = _tensor(name, given)
+def floating(place: str, given: Any) -> Tensor:
+    """The same, where inputs are meant: some, finite, floating point."""
+    found = tensor(place, given)
     if not found.is_floating_point():
         raise LeakbenchError(
-            f"leak: {name} is {found.dtype}; allowed: floating point, scaled as the model sees it"
+            f"{place} is {found.dtype}; allowed: floating point, scaled as the model sees it"
         )
     if not found.numel():
         raise LeakbenchError(
-            f"leak: {name} {tuple(found.shape)} holds nothing; allowed: one example at least"
+            f"{place} {tuple(found.shape)} holds nothing; allowed: one example at least"
         )
     if not bool(torch.isfinite(found).all()):
-        raise LeakbenchError(f"leak: {name} holds nan or infinities; allowed: finite numbers")
+        raise LeakbenchError(f"{place} holds nan or infinities; allowed: finite numbers")
     return found
 
 
-def _whole(name: str, given: Tensor) -> Tensor:
+def _whole(place: str, given: Tensor) -> Tensor:
     real = not given.is_complex() and bool(torch.isfinite(given).all())
     if not real or (given.is_floating_point() and not bool((given == given.round()).all())):
         raise LeakbenchError(
-            f"leak: {name} holds fractions, or what is no number; allowed: numbers of classes, "
-            "from 0 on"
+            f"{place} holds fractions, or what is no number; allowed: numbers of classes, from 0 on"
         )
     return given.to(torch.int64)
 
@@ -227,7 +228,7 @@ def _labels(y: Tensor, x: Tensor) -> tuple[Tensor, tuple[str, ...]]:
             f"y {tuple(y.shape)} is read as {len(y)} clients with one example each; y ({len(y)},) "
             f"would be {len(y)} examples of one",
         )
-    y = _whole("y", y)
+    y = _whole("leak: y", y)
     if y.ndim not in (1, 2) or x.shape[: y.ndim] != y.shape or x.ndim == y.ndim:
         raise LeakbenchError(
             f"leak: x {tuple(x.shape)} and y {tuple(y.shape)} do not belong together; allowed: "
@@ -237,25 +238,33 @@ def _labels(y: Tensor, x: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     return y, notes
 
 
-def _examples(name: str, given: Any, shape: tuple[int, ...]) -> Examples | None:
+def examples(
+    where: str, name: str, given: Any, shape: tuple[int, ...], *, labelled: bool = False
+) -> Examples | None:
+    """Inputs (N, *shape), or a pair of these and labels (N,), which `labelled` asks for.
+
+    Raises:
+        LeakbenchError: anything else.
+    """
     if given is None:
         return None
     pair = tuple(given) if isinstance(given, tuple | list) else (given, None)
-    if len(pair) != 2 or (pair[1] is None and name == "candidates"):
-        said = "(inputs, labels)" if name == "candidates" else "inputs, or (inputs, labels)"
-        raise LeakbenchError(f"leak: {name} need inputs and labels; allowed: {said}")
-    inputs = _inputs(name, pair[0])
+    if len(pair) != 2 or (pair[1] is None and labelled):
+        said = "(inputs, labels)" if labelled else "inputs, or (inputs, labels)"
+        raise LeakbenchError(f"{where}: {name} are not inputs with labels; allowed: {said}")
+    inputs = floating(f"{where}: {name}", pair[0])
     if inputs.shape[1:] != shape:
         raise LeakbenchError(
-            f"leak: {name} {tuple(inputs.shape)} are not of the kind of x; allowed: "
+            f"{where}: {name} {tuple(inputs.shape)} are not of the kind of x; allowed: "
             f"(N, {', '.join(map(str, shape))})"
         )
     if pair[1] is None:
         return Examples(inputs=inputs)
-    labels = _whole(f"labels of {name}", _tensor(f"labels of {name}", pair[1]))
+    place = f"{where}: labels of {name}"
+    labels = _whole(place, tensor(place, pair[1]))
     if labels.shape != inputs.shape[:1]:
         raise LeakbenchError(
-            f"leak: {name} {tuple(inputs.shape)} and labels {tuple(labels.shape)} do not belong "
+            f"{where}: {name} {tuple(inputs.shape)} and labels {tuple(labels.shape)} do not belong "
             "together; allowed: (N, *input shape) and (N,)"
         )
     return Examples(inputs=inputs, labels=labels)

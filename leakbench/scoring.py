@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakbench import frames
+from leakbench import frames, givens
 from leakbench.attacking import Answer
 from leakbench.captured import CapturedLeak, Examples
 from leakbench.data import Dataset
 from leakbench.data.features import Feature
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import LeakbenchError, require_at_least, unknown_name
 from leakbench.judging import blame, features_without_gradient, flags, measure, plain
 from leakbench.metrics.mse import mse
 from leakbench.metrics.rules import make_rule, succeeded
@@ -108,6 +108,7 @@ class AttackResult:
         from leakbench.report.drawing import Column, Picture, Row, sheet_of
         from leakbench.report.gallery import shown
 
+        require_at_least("show", 1, most=most)
         scale = _Scale.of(self.leak)
         truth = scale.unit(self.leak.truth if x is None else _shaped_as(x, self.leak.truth))
         others = self._others(None)
@@ -143,14 +144,7 @@ class AttackResult:
         if candidates is None:
             given = [each for each in (self.leak.public, self.leak.candidates) if each is not None]
             return given[0] if given else None
-        pair = candidates if isinstance(candidates, tuple) else (candidates, None)
-        wanted = self.leak.truth.shape[2:]
-        if pair[0].shape[1:] != wanted:
-            raise LeakbenchError(
-                f"score: candidates {tuple(pair[0].shape)}; allowed: (N, "
-                f"{', '.join(map(str, wanted))})"
-            )
-        return Examples(inputs=pair[0], labels=pair[1])
+        return givens.examples("score", "candidates", candidates, tuple(self.leak.truth.shape[2:]))
 
     def __repr__(self) -> str:
         """What a notebook shows: how each attack did, not tensors."""
@@ -189,6 +183,7 @@ class _Scale:
 
 
 def _shaped_as(x: Tensor, truth: Tensor) -> Tensor:
+    x = givens.floating("score: x", x)
     if x.numel() != truth.numel() or x.shape[x.ndim - truth.ndim + 2 :] != truth.shape[2:]:
         raise LeakbenchError(
             f"score: x {tuple(x.shape)} is not of the shape of what leaked; allowed: "

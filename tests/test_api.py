@@ -233,7 +233,12 @@ def test_attacks_by_name_class_and_object(leak: CapturedLeak) -> None:
         ([], {}, "none is named"),
         (Defense, {}, "is none; allowed: a name, a class or an object"),
         ("cpl", {"knowledge": "adaptiv"}, "unknown knowledge 'adaptiv'"),
-        ("cpl", {"seconds": 0}, "seconds must be positive"),
+        ("cpl", {"seconds": 0}, "seconds must be in .0, inf., got 0"),
+        ("cpl", {"seconds": "1"}, "seconds must be in .0, inf., got '1'"),
+        (3, {}, "attack: 3 is none; allowed: a name"),
+        ([["cpl"]], {}, "is none; allowed: a name"),
+        (Attack, {}, "Attack'> is none; allowed: a name"),
+        ({"cpl": 3}, {}, "parameters are int; allowed: a mapping"),
     ],
 )
 def test_an_attack_that_cannot_be_is_one_sentence(
@@ -493,3 +498,60 @@ def test_the_example_of_the_documentation_runs() -> None:
     # The second is of rows.
     assert names["right"].mean() >= 0.9
     assert table[table.attack == "analytic"].strict.all() and isinstance(names["figure"], Sheet)
+
+
+def test_what_is_no_leak_is_not_attacked(leak: CapturedLeak) -> None:
+    with pytest.raises(LeakbenchError, match="Leak is no captured leak; allowed: what `leak`"):
+        lb.attack(leak.views["naive"], "analytic")  # type: ignore[arg-type]
+
+
+def test_names_may_come_from_anything_that_lists_them() -> None:
+    assert attacking.made((name for name in ["cpl"]), {"steps": 2}) == [CPL(steps=2)]  # type: ignore[arg-type]
+
+
+def test_no_limit_at_all_lets_an_attack_run() -> None:
+    """Infinitely many seconds, as the documentation has it for large networks."""
+    leak = lb.leak(MODULE, X[:1], Y[:1])
+    result = lb.attack(leak, "cpl", steps=2, seconds=float("inf"))
+    assert (result["cpl"].attack, result.notes) == (CPL(steps=2), ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Falling(Attack):
+    """Divides by zero."""
+
+    name: ClassVar[str] = "falling"
+
+    def reconstruct(self, leak: Leak, streams: Streams, watch: Watch) -> Reconstruction:
+        raise ZeroDivisionError("not\ntoday")
+
+
+def test_an_attack_that_fails_is_named(leak: CapturedLeak) -> None:
+    with pytest.raises(LeakbenchError, match=r"attack 'falling': fails: .* not today"):
+        lb.attack(leak, Falling())
+    for plugin in (Falling, Falling()):
+        with pytest.raises(ContractBreach, match="Falling fails: ZeroDivisionError: not today"):
+            lb.check_attack(plugin)
+    with pytest.raises(ContractBreach, match="Attack fails: TypeError"):
+        lb.check_attack(Attack)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"x": X * float("nan")}, "x holds nan"),
+        ({"x": "digits"}, "x is str and no tensor"),
+        ({"candidates": (PUBLIC[0], PUBLIC[1][:3])}, "labels .3,. do not belong together"),
+        ({"candidates": (PUBLIC[0] * 255).to(torch.uint8)}, "candidates is torch.uint8"),
+        ({"candidates": PUBLIC[0][:, :, :9]}, "allowed: .N, 1, 28, 28."),
+        ({"candidates": (PUBLIC[0],)}, "allowed: inputs, or .inputs, labels."),
+    ],
+)
+def test_what_cannot_be_scored_is_one_sentence(given: dict[str, Any], said: str) -> None:
+    result = lb.attack(lb.leak(MODULE, X, Y), "analytic")
+    with pytest.raises(LeakbenchError, match=said):
+        result.score(**given)
+    with pytest.raises(LeakbenchError, match="most must be at least 1, got 0"):
+        result.show(most=0)
+    arrays = result.score(X.numpy(), [part.numpy() for part in PUBLIC])  # type: ignore[arg-type]
+    assert arrays.drop(columns="seconds").equals(result.score(X, PUBLIC).drop(columns="seconds"))
