@@ -42,11 +42,12 @@ STAGES = (100, 1_000, 10_000)
 _HUGE = 1000.0  # norm of a canary / C: whatever forgets to clip it shows
 _OPPOSED = 10.0  # norm of the other examples / C
 _BELOW = 0.5
-_ROWS = 4
+_ROWS, _ROWS_LARGE = 4, 2  # of a call
 _CHOOSING = 0.3  # share of the trials that weights and thresholds are chosen by
 _APART = 6  # tensors that have a canary of their own
 _LARGE = 200_000  # parameters, from which on only some canaries are sent
-_MOST = 10**10  # gradient values that are sent
+_MOST = 5 * 10**9  # gradient values that are sent
+_LEAST = 30  # trials, where that is few
 _KEPT = 2000  # coordinates of a release, at which its noise is looked at
 _VALUES = 2**22  # of releases that are kept at a time
 _DISTINCT = 16  # values, from which on releases of rounded Gaussian noise do not come twice
@@ -98,9 +99,10 @@ def audit_mechanism(
         clip: C, the L2 bound of a whole gradient.
         claimed_mu: sensitivity / noise std of one release, for adding or removing one.
         replace_mu: the same for replacing one; None: twice `claimed_mu`.
-        batch_size: examples (or clients) of a call; at most four are used.
+        batch_size: examples (or clients) of a call; at most four are used, or two of large ones.
         removes: whether a batch without the canary is one smaller; else a zero gradient is there.
-        trials: at most, of each canary, with and as many without; at least 100.
+        trials: at most, of each canary, with and as many without; at least 100. Large gradients
+            are sent more rarely, 30 times at least, which the finding's note says.
         error: chance that a right mechanism is called wrong, in (0, .5).
 
     Returns:
@@ -119,14 +121,14 @@ def audit_mechanism(
         raise LeakbenchError(f"audit: claimed_mu must be at least 0, got {claimed_mu}")
     if not 0 < error < 0.5:
         raise LeakbenchError(f"audit: error must be in (0, .5), got {error}")
-    rows = min(batch_size, _ROWS)
+    rows = min(batch_size, _ROWS_LARGE if _is_large(shapes) else _ROWS)
     replaced = 2 * claimed_mu if replace_mu is None else replace_mu
     ratio = replaced / claimed_mu if claimed_mu > 0 else 2.0
     probes = list(_probes(shapes, clip, rows, removes and rows > 1, ratio, seed))
     size = sum(math.prod(shape) for shape in shapes.values()) * rows * 2
     stages = [stage for stage in STAGES if stage < trials] + [trials]
     note = ""
-    if (affordable := max(STAGES[0], _MOST // (size * len(probes)))) < trials:
+    if (affordable := max(_LEAST, _MOST // (size * len(probes)))) < trials:
         stages = [stage for stage in stages if stage < affordable] + [affordable]
         note = f"{affordable} trials of each canary, as many as a gradient of this size allows"
     share = error / (len(stages) * (2 * len(probes) + 1))
@@ -225,7 +227,7 @@ def _probes(
     """What is sent; the first one is sent alone, and its noise is looked at."""
     generator = torch.Generator().manual_seed(seed)
     spread = _balanced(shapes, generator)
-    large = sum(math.prod(shape) for shape in shapes.values()) > _LARGE
+    large = _is_large(shapes)
 
     def probe(
         name: str, own: float, direction: dict[str, Tensor], others: Sequence[float] = (),
@@ -252,6 +254,10 @@ def _probes(
         alone = {k: v if k == name else torch.zeros_like(v) for k, v in spread.items()}
         size = float(torch.linalg.vector_norm(alone[name]))
         yield probe(f"in '{name}' alone", _HUGE, {k: v / size for k, v in alone.items()})
+
+
+def _is_large(shapes: Mapping[str, Sequence[int]]) -> bool:
+    return sum(map(math.prod, shapes.values())) > _LARGE
 
 
 def _balanced(shapes: Mapping[str, Sequence[int]], generator: torch.Generator) -> dict[str, Tensor]:
@@ -298,10 +304,10 @@ def _projections(
     """(trials, tensors that the canary moves); with `keep`, coordinates of the releases too."""
     names = [name for name, value in probe.direction.items() if bool(value.any())]
     shapes = {name: value.shape for name, value in probe.direction.items()}
-    ways = torch.block_diag(*[probe.direction[name].double().flatten() for name in names])
-    moved = torch.cat([torch.full((shapes[k].numel(),), k in names) for k in shapes])
+    ways = {name: probe.direction[name].double().flatten() for name in names}
+    count = sum(map(torch.Size.numel, shapes.values()))
     start = getattr(mechanism, "start", None)
-    rows, noise, at_once = [], [], max(1, _VALUES // len(moved))
+    rows, noise, at_once = [], [], max(1, _VALUES // count)
     for begin in range(0, trials, at_once):
         releases = []
         for _ in range(min(at_once, trials - begin)):
@@ -312,9 +318,16 @@ def _projections(
                 release = release - _released(mechanism, probe.outside, shapes)
             releases.append(release)
         together = torch.stack(releases)
-        rows.append(together[:, moved] @ ways.T)
+        parts = together.split([shape.numel() for shape in shapes.values()], dim=1)
+        rows.append(
+            torch.stack(
+                [part @ ways[name] for name, part in zip(shapes, parts, strict=True)
+                 if name in ways],
+                dim=1,
+            )
+        )  # fmt: skip
         if keep:
-            noise.append(together[:, :: max(1, len(moved) // _KEPT)])
+            noise.append(together[:, :: max(1, count // _KEPT)].clone())
     found = torch.cat(rows).numpy()
     if not np.isfinite(found).all():
         text = f"a release that is not finite, for the canary '{probe.name}'"
