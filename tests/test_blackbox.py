@@ -383,6 +383,13 @@ def test_tails_of_gaussian_noise_are_not_thin_and_those_of_others_are() -> None:
     assert not light_tails(np.zeros(shape), 0.5)
 
 
+def test_stages_end_with_the_time() -> None:
+    found = audit_mechanism(
+        Right(1.0, 1.0), SHAPES, clip=1.0, claimed_mu=1.0, batch_size=1, seconds=0.01
+    )
+    assert found.verdict == "within" and found.trials == 100
+
+
 def test_torch_draws_on_as_if_nothing_had_been() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

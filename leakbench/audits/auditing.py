@@ -89,9 +89,9 @@ def audit(
         attacks: by name, with parameters or without; "by size" of the network: second-order and
             line-search attackers up to 200,000 parameters, above it candidates, analytic and
             GradInv. () for none.
-        attack_seconds: for each attack, observer and checkpoint, and four times that to compare the
-            list; longer ones are cut, and say so.
-        trials: of each canary.
+        attack_seconds: for each attack, observer and checkpoint, four times that to compare the
+            list, and as much for a black box; longer ones are cut, and say so.
+        trials: of each canary, at most.
         train_seconds: what a training may take, with the noise that is and with the noise that is
             advised; 0: none is trained.
         progress: is told what is done next.
@@ -102,10 +102,11 @@ def audit(
     begun = time.perf_counter()
     require_at_least("audit", 1, victims=victims)
     require_at_least("audit", 2, candidates=candidates)
-    settings, box = _mechanism(config, mechanism)
+    settings, code = _mechanism(config, mechanism)
     trained_on = 0 if settings is None or not train_seconds else settings.examples
     inputs, labels = _examples(data, max(candidates, victims, trained_on))
     user = _user(model, loss, weights, inputs)
+    box = _box(code, user.weights)
     count = min(candidates, len(inputs))
     if target is None:
         target = Target(identified=min(1.0, max(0.01, _BY_GUESSING / count)))
@@ -114,7 +115,7 @@ def audit(
     if settings is None:
         assert box is not None
         progress("black box")
-        measured = _black_box(box, user.weights, claim, None, trials, seed)
+        measured = _black_box(box, user.weights, claim, None, trials, attack_seconds, seed)
         claims = () if claim is None else judge(claim, None, measured, foreign=True)
         observers = (_unknown_observer(measured, claim, count),)
         return _report(
@@ -123,7 +124,9 @@ def audit(
 
     warnings += settings.warnings
     promised = observing.promises(settings, user.weights)
-    measured_at = _measurements(settings, box, promised, user.weights, trials, seed, progress)
+    measured_at = _measurements(
+        settings, box, promised, user.weights, trials, attack_seconds, seed, progress
+    )
     claims = ()
     if claim is not None:
         claims = judge(claim, settings, _decisive(measured_at), foreign=box is not None)
@@ -172,24 +175,26 @@ def audit_claim(claim: Claim, config: DPConfig | None = None) -> AuditReport:
 # ---------------------------------------------------------------------------- what is given
 
 
-def _mechanism(
-    config: object, mechanism: object | None
-) -> tuple[DPConfig | None, Mechanism | None]:
-    """The configuration, and the black box, one of them at least."""
+def _mechanism(config: object, mechanism: object | None) -> tuple[DPConfig | None, object | None]:
+    """The configuration, and the code that runs, one of them at least."""
     settings = config if isinstance(config, DPConfig) else None
     code = mechanism if settings is not None else config
     if settings is None and mechanism is not None:
         raise LeakbenchError("audit: beside a mechanism, config must be a DPConfig")
-    if code is None:
-        return settings, None
-    if is_optimizer(code):
-        return settings, OptimizerBox(code)
-    if not callable(code):
+    if code is not None and not is_optimizer(code) and not callable(code):
         raise LeakbenchError(
             f"audit: {code!r:.60} is no mechanism; allowed: a DPConfig, a callable from gradients "
             "to a release, or an optimiser of Opacus"
         )
-    return settings, cast(Mechanism, code)
+    if settings is None and code is None:
+        raise LeakbenchError("audit: config is None; allowed: a DPConfig, or a mechanism")
+    return settings, code
+
+
+def _box(code: object | None, weights: Weights) -> Mechanism | None:
+    if code is None:
+        return None
+    return OptimizerBox(code, weights) if is_optimizer(code) else cast(Mechanism, code)
 
 
 def _examples(data: Data, most: int) -> tuple[Tensor, Tensor]:
@@ -241,10 +246,12 @@ def _user(
 
 def _black_box(
     box: Mechanism, weights: Weights, claim: Claim | None, config: DPConfig | None, trials: int,
-    seed: int,
+    seconds: float, seed: int,
 ) -> MeasuredFinding:  # fmt: skip
     """Of the code that runs, against its configuration, else against what is claimed."""
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if isinstance(box, OptimizerBox):
+        shapes = box.shapes
     if config is not None:
         if not config.bound < float("inf"):
             raise LeakbenchError("audit: a mechanism that does not clip cannot be measured")
@@ -255,7 +262,7 @@ def _black_box(
         return audit_mechanism(
             box, shapes, clip=config.bound, claimed_mu=mu, delta=config.delta,
             batch_size=1 if config.unit == "client" else config.batch_size,
-            removes=not fixed, trials=trials, seed=seed,
+            removes=not fixed, trials=trials, seconds=seconds, seed=seed,
         )  # fmt: skip
     own = box.claim() if isinstance(box, OptimizerBox) else claim
     if own is None or own.clip is None or own.noise_std is None:
@@ -268,13 +275,13 @@ def _black_box(
     replaces = own.relation == "replace_one"
     return audit_mechanism(
         box, shapes, clip=own.clip, claimed_mu=mu, delta=own.delta or 1e-5,
-        replace_mu=mu if replaces else None, trials=trials, seed=seed,
+        replace_mu=mu if replaces else None, trials=trials, seconds=seconds, seed=seed,
     )  # fmt: skip
 
 
 def _measurements(
     config: DPConfig, box: Mechanism | None, promised: Sequence[observing.Promise],
-    weights: Weights, trials: int, seed: int, progress: Callable[[str], None],
+    weights: Weights, trials: int, seconds: float, seed: int, progress: Callable[[str], None],
 ) -> dict[Observer, MeasuredFinding]:  # fmt: skip
     """One look of each observer who is promised something; of a black box, the one it shows."""
     found: dict[Observer, MeasuredFinding] = {}
@@ -283,7 +290,7 @@ def _measurements(
         where: Observer = "type2" if config.noise_on == "example" else "server"
         if config.noise_on == "update" and config.noise_at == "client":
             where = "type1"
-        return {where: _black_box(box, weights, None, config, trials, seed)}
+        return {where: _black_box(box, weights, None, config, trials, seconds, seed)}
     for promise in promised:
         progress(f"canary at {promise.observer}")
         measured = observing.measured_by_canary(config, promise, weights, trials=trials, seed=seed)

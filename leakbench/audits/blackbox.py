@@ -10,6 +10,7 @@ canaries, tests and stages together (a union bound).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ _APART = 6  # tensors that have a canary of their own
 _LARGE = 200_000  # parameters, from which on only some canaries are sent
 _MOST = 5 * 10**9  # gradient values that are sent
 _LEAST = 30  # trials, where that is few
+_WORTH = 2  # times the trials of the stage before, or another stage shows little more
 _KEPT = 2000  # coordinates of a release, at which its noise is looked at
 _VALUES = 2**22  # of releases that are kept at a time
 _DISTINCT = 16  # values, from which on releases of rounded Gaussian noise do not come twice
@@ -85,6 +87,7 @@ def audit_mechanism(
     batch_size: int = _ROWS,
     removes: bool = True,
     trials: int = STAGES[-1],
+    seconds: float = math.inf,
     error: float = 1e-4,
     seed: int = 0,
 ) -> MeasuredFinding:
@@ -103,6 +106,7 @@ def audit_mechanism(
         removes: whether a batch without the canary is one smaller; else a zero gradient is there.
         trials: at most, of each canary, with and as many without; at least 100. Large gradients
             are sent more rarely, 30 times at least, which the finding's note says.
+        seconds: a stage for which there is no time left is shortened, or left out.
         error: chance that a right mechanism is called wrong, in (0, .5).
 
     Returns:
@@ -133,12 +137,19 @@ def audit_mechanism(
         note = f"{affordable} trials of each canary, as many as a gradient of this size allows"
     share = error / (len(stages) * (2 * len(probes) + 1))
     found: MeasuredFinding | None = None
+    each = 0.0  # seconds of one trial of all canaries
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for stage in stages:
-            found = _stage(mechanism, probes, stage, share, claimed_mu, delta, 1 - error, note)
+            count = stage if found is None else int(min(stage, seconds / each))
+            if found is not None and count < _WORTH * found.trials:
+                break
+            begun = time.perf_counter()
+            found = _stage(mechanism, probes, count, share, claimed_mu, delta, 1 - error, note)
             if found.verdict == "above":
                 break
+            seconds -= (spent := time.perf_counter() - begun)
+            each = spent / count
     assert found is not None
     return found
 
