@@ -285,6 +285,18 @@ def test_a_run_records_what_is_right_and_how_sure_the_attack_is(tmp_path: Path, 
         assert {"mode_features", "nearest_features"} <= found["baselines"].keys()
         if batch == 1:
             assert found["features_right"] == 1
+    said = lb.load(tmp_path / "run").report("md")
+    table = said[said.index("Share of features that are right") :].split("\n\n")[1]
+    means = [
+        np.mean([found[name] for found in records.values()])
+        for name in ("features_right", "categories_right", "numbers_right", "confidence")
+    ] + [
+        np.mean([found["baselines"][name] for found in records.values()])
+        for name in ("mode_features", "nearest_features")
+    ]
+    assert [cell.strip() for cell in table.splitlines()[-1].split("|")[3:-1]] == [
+        f"{mean:.2f}" for mean in means
+    ]
 
 
 # ---- a user's own rows ---------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from leakbench.report.measured import (
     Trials,
     collect,
     distinct,
+    features_of,
     label_accuracy,
     mean_baselines,
     median_of,
@@ -238,6 +239,7 @@ def _cell(
             adaptive_too=adaptive_too,
         ),
         bound=bound,
+        features=features_of(judged),
         members=trials.members(rules),
     )
 

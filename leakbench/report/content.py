@@ -167,6 +167,23 @@ class BoundEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesEntry(Entry):
+    """Of rows of a table: the share of their features that is right, means over judged trials.
+
+    right, categories, numbers: of all, and of each kind; None where a table has none of it.
+    usual, nearest: of all, without a gradient: the commonest values and mean numbers of the public
+    rows, and the nearest public row. confidence: what the attack says of itself, if it does.
+    """
+
+    right: float | None
+    categories: float | None
+    numbers: float | None
+    usual: float | None
+    nearest: float | None
+    confidence: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEntry(Entry):
     """One of the attacks that an attack is made of: how often his answer was taken, success rate by
     rule had he been alone, median evaluations."""
@@ -199,6 +216,7 @@ class ReportCell(Entry):
         ceiling: largest rate of naming them that the guarantee allows; None without one.
         printed, verdict: None where nothing is printed, or may be held against it.
         bound: None, and not in the JSON, where the suite does not ask for it.
+        features: None, and not in the JSON, where there are no rows with declared features.
         members: of an attack that is made of others, by name.
     """
 
@@ -247,6 +265,7 @@ class ReportCell(Entry):
     verdict: VerdictEntry | None
     flags: tuple[Flag, ...]
     bound: BoundEntry | None = None
+    features: FeaturesEntry | None = None
     members: Mapping[str, MemberEntry] = field(default_factory=dict)
 
     @property
@@ -284,6 +303,8 @@ class ReportCell(Entry):
         found = Entry.as_dict(self)
         if self.bound is None:
             del found["bound"]
+        if self.features is None:
+            del found["features"]
         if not self.members:
             del found["members"]
         return found | {name: found[name] or {} for name in ("printed", "verdict")}

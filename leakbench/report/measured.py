@@ -17,7 +17,7 @@ from typing import Literal
 from leakbench.described import PlannedCell
 from leakbench.metrics.rules import SuccessRule, make_rule, succeeded
 from leakbench.records import Key, Record
-from leakbench.report.content import Baselines, Effort, MemberEntry
+from leakbench.report.content import Baselines, Effort, FeaturesEntry, MemberEntry
 from leakbench.spec import JUDGED, Cell, Plan
 from leakbench.statistics import Interval, kaplan_meier_median, rate_interval
 
@@ -256,6 +256,28 @@ def mean_baselines(records: Sequence[Record]) -> Baselines:
         mean_image=mean("mean_image"),
         class_mean=mean("class_mean"),
         nearest_public=mean("nearest_public"),
+    )
+
+
+def features_of(judged: Sequence[Record]) -> FeaturesEntry | None:
+    """How much of the rows is right; None where no record says."""
+
+    def mean(name: str) -> float | None:
+        return _summary((record.get(name) for record in judged), fmean)
+
+    def mean_baseline(name: str) -> float | None:
+        return _summary(((record.get("baselines") or {}).get(name) for record in judged), fmean)
+
+    right = mean("features_right")
+    if right is None:
+        return None
+    return FeaturesEntry(
+        right=right,
+        categories=mean("categories_right"),
+        numbers=mean("numbers_right"),
+        usual=mean_baseline("mode_features"),
+        nearest=mean_baseline("nearest_features"),
+        confidence=mean("confidence"),
     )
 
 

@@ -205,6 +205,8 @@ def _section(report: Report, dataset: str) -> Section:
             )
         return Section(title=title, above=(above,), tables=(), below=())
     tables = [*of_costs, _leakage_table(report, cells), _effort_table(report, cells)]
+    if any(cell.features is not None for cell in cells):
+        tables.insert(-1, _features_table(cells))
     if any(cell.bound is not None for cell in cells):
         tables.append(_bound_table(cells))
     if any(cell.printed is not None for cell in cells):
@@ -306,6 +308,24 @@ def _bound_table(cells: Sequence[ReportCell]) -> Table:
         *("rank of J", "condition of J", "verdict"),
     )
     return Table(caption="What the leak holds", header=header, rows=tuple(rows))
+
+
+def _features_table(cells: Sequence[ReportCell]) -> Table:
+    rows = [
+        (
+            cell.label,
+            cell.knowledge,
+            *map(rate_words, (found.right, found.categories, found.numbers)),
+            *map(rate_words, (found.confidence, found.usual, found.nearest)),
+        )
+        for cell in cells
+        if (found := cell.features) is not None
+    ]
+    header = (
+        *("method", "attacker", "all", "categories", "numbers", "attack's confidence"),
+        *("without a gradient: usual values", "nearest public row"),
+    )
+    return Table(caption="Share of features that are right", header=header, rows=tuple(rows))
 
 
 def _has_lpips(cells: Sequence[ReportCell]) -> bool:
