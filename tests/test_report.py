@@ -1,7 +1,9 @@
 """Reports from made-up records: counts, intervals, verdicts, tables, page and gallery."""
 
+import base64
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -803,6 +805,10 @@ def test_html_is_one_page_that_escapes_and_asks_for_nothing(mixed: Report) -> No
     note = Note(text="<script>alert(1)</script>", source="suite")
     changed = dataclasses.replace(mixed, notes=(*mixed.notes, note))
     page = renderings.to_html(changed, b"\x89PNG")
+    page, script = re.split("<script>|</script>", page)[::2], page.split("<script>")[1]
+    digest = hashlib.sha256(script.split("</script>")[0].encode()).digest()
+    page = "".join(page)
+    assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'" in page
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "://" not in page

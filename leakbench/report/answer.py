@@ -286,7 +286,7 @@ def _sentences(
         about = [row for row in rows if row.kind == kind]
         if about:
             found.append(write(about, cells))
-    missed = [cell for group in cells.values() for cell in group if _missed(cell)]
+    missed = [(row, cell) for row, group in cells.items() for cell in group if _missed(cell)]
     if missed:
         found.append(_not_reproduced(missed))
     absent = [row for row in rows if row.kind == "not measured"]
@@ -418,15 +418,16 @@ def _missed(cell: ReportCell) -> bool:
     return bool(words) and set(words.values()) == {"not reproduced"}
 
 
-def _not_reproduced(cells: Sequence[ReportCell]) -> Sentence:
+def _not_reproduced(cells: Sequence[tuple[str, ReportCell]]) -> Sentence:
+    """cells: with the row of the strip that each stands in."""
     parts = [Part(text="Printed success rates that did not come out: ")]
-    for number, cell in enumerate(cells[:_SHOWN]):
+    for number, (row, cell) in enumerate(cells[:_SHOWN]):
         assert cell.verdict is not None and cell.printed is not None
         values = sorted({cell.asr[name].value or 0.0 for name in cell.verdict.asr})
         ours = " to ".join(rate_words(value) for value in dict.fromkeys((values[0], values[-1])))
         parts += [
             Part(text="; " if number else ""),
-            Part(text=cell.label, row=cell.row),
+            Part(text=cell.label, row=row),
             Part(text=f" (printed {cell.printed.asr}, here {ours}{_why(cell)})"),
         ]
     if len(cells) > _SHOWN:

@@ -6,20 +6,26 @@ All begin with the same `answer.Answer`; Markdown and HTML go on with the same `
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from leakbench import frames
 from leakbench.report import strips
 from leakbench.report.answer import answer
 from leakbench.report.content import CostEntry, Report
 from leakbench.report.strips import strip_table
-from leakbench.report.tables import arrange
+from leakbench.report.tables import arrange, where_words
 from leakbench.report.words import Table, printable
 
 
@@ -112,7 +118,43 @@ def to_html(
         words=strips,
         gallery=_embedded(gallery_png),
         figures={words: _embedded(png) for words, png in figures.items()},
+        scripts=_scripts(),
+        reproduce=_reproduce(report),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripts:
+    """text: of the page, marked safe. allowed: its digest, the only script a browser may run."""
+
+    text: markupsafe.Markup
+    allowed: markupsafe.Markup
+
+
+@cache
+def _scripts() -> _Scripts:
+    folder = resources.files("leakbench.report") / "templates"
+    text = "\n".join(
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("tablesort.min.js", "tablesort.number.min.js", "page.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return _Scripts(markupsafe.Markup(text), markupsafe.Markup(f"'sha256-{digest}'"))
+
+
+def _reproduce(report: Report) -> str:
+    """The command, and with what it ran, as far as the manifest says."""
+    asked = report.manifest
+    command = ["leakbench", "run", report.suite, "--profile", report.profile]
+    command += [
+        word for name in ("attack", "defense") if asked.get(name)
+        for word in (f"--{name}", str(asked[name]))
+    ]  # fmt: skip
+    command += [word for setting in asked.get("settings") or () for word in ("--set", str(setting))]
+    if asked.get("arithmetic") == "fast":
+        command.append("--fast")
+    lines = [shlex.join(map(printable, command)), f"# {printable(where_words(asked))}"]
+    return "\n".join(lines)
 
 
 def _embedded(png: bytes | None) -> str | None:

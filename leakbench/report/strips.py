@@ -59,6 +59,28 @@ def anchor(dataset: str, row: str = "") -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{dataset}-{row}".lower()).strip("-") or "row"
 
 
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def sort_key(number: float | None) -> str:
+    """A number as pages sort by it, without an exponent; what is none comes last."""
+    return "-1" if number is None else f"{number:.12f}"
+
+
+def sort_keys(table: Table) -> list[list[str] | None] | None:
+    """Of each column of numbers the keys of its cells, None of other columns; None for a table
+    whose rows lean on the one above, and cannot be sorted."""
+    if any(not row[0] for row in table.rows):
+        return None
+    keys: list[list[str] | None] = []
+    for column in zip(*table.rows, strict=True):
+        found = [_NUMBER.match(cell) for cell in column]
+        numeric = all(m is not None or cell == DASH for m, cell in zip(found, column, strict=True))
+        numeric = numeric and any(found)
+        keys.append([sort_key(float(m[0]) if m else None) for m in found] if numeric else None)
+    return keys
+
+
 def strip_table(strip: Strip) -> Table:
     """A strip as a table of text, intervals in it."""
     return Table(

@@ -90,7 +90,7 @@ def _lead(report: Report) -> tuple[str, ...]:
         _attacked(report) if report.cells else _trained(report),
         f"Attackers: {attackers}." if attackers else "",
         f"Not the suite as published: {' '.join(overrides)}." if overrides else "",
-        _where(asked),
+        where_words(asked),
     )
     return tuple(part for part in parts if part)
 
@@ -119,7 +119,7 @@ def _trained(report: Report) -> str:
     )
 
 
-def _where(manifest: Mapping[str, Any]) -> str:
+def where_words(manifest: Mapping[str, Any]) -> str:
     """When, on what and with which versions it was run, as far as the manifest says."""
     parts = []
     if manifest.get("started"):
