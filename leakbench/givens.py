@@ -131,7 +131,7 @@ def features(given: Givens, declared: Any) -> tuple[Feature, ...]:
             f"leak: features are of rows of a table (columns,), x holds inputs {shape}"
         )
     parts = [part.reshape(-1, *shape).cpu() for part in given.inputs().values()]
-    rows = torch.cat(parts).numpy()
+    rows = torch.cat(parts).double().numpy()  # numpy has no bfloat16
     names = [each for each in declared if isinstance(each, str)]
     if len(names) == len(declared):
         return of_names("leak: features", names, rows)

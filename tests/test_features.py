@@ -367,6 +367,7 @@ def named(place: int, name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("features", "said"),
     [
+        ("age", "leak: features are str; allowed: one name a column"),
         (COLUMNS[:5], "leak: features: 5 names of 6 columns"),
         ([*COLUMNS, "more"], "leak: features: 7 names of 6 columns"),
         (named(1, "age"), "leak: features: 'age' names several columns"),
@@ -399,6 +400,16 @@ def test_the_rows_that_attackers_are_given_must_fit_too() -> None:
     public[3, [1, 3]] = 1.0
     with pytest.raises(LeakbenchError, match="category 'colour' are not one-hot"):
         leak_of(*table(4), public=public)
+
+
+def test_public_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(LeakbenchError, match=r"leak: public .*\(5, 4\)"):
+        leak_of(*table(4), public=torch.zeros(5, 4))
+
+
+def test_rows_of_any_precision_are_held_against_a_declaration() -> None:
+    x, y = table(20)
+    assert leak_of(x.bfloat16(), y, features=TABLE).features == TABLE
 
 
 def test_images_have_no_features_to_declare() -> None:
