@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from leakbench import registry
 from leakbench.errors import LeakbenchError, require_at_least
 from leakbench.parameters import check_kinds, require_in
 from leakbench.privacy.events import PrivacyEvent, check_delta
+from leakbench.suite.parameters import complete
 
 if TYPE_CHECKING:
     from leakbench.contracts import Defense, Setting
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 Clipping = Literal["flat", "tensor", "layer", "group"]
 NoiseOn = Literal["sum", "mean", "example", "update"]
 DPSampling = Literal["poisson", "shuffle", "fixed_size", "none"]
+
+MOST = 2**53
+"""Largest whole number that is meant: beyond it floats have gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,10 @@ class DPConfig:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(field.name, getattr(self, field.name)))
         check_kinds(self)
+        self._check_tuples()
         where = "DPConfig"
         require_at_least(
             where, 1, batch_size=self.batch_size, examples=self.examples, clients=self.clients,
@@ -123,6 +131,34 @@ class DPConfig:
         self._check_bounds()
         self._check_unit()
 
+    def _check_tuples(self) -> None:
+        for name in ("groups", "noise_schedule", "clip_schedule", "parameters", "warnings"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                raise LeakbenchError(f"DPConfig: {name} must be a tuple, got {value!r:.60}")
+        if not all(isinstance(each, str) for each in self.warnings):
+            raise LeakbenchError(f"DPConfig: warnings must be texts, got {self.warnings!r:.60}")
+        groups: tuple[Any, ...] = self.groups
+        named = all(isinstance(each, tuple) and each for each in groups)
+        names = [one for each in groups if isinstance(each, tuple) for one in each]
+        if (
+            not named
+            or not all(isinstance(one, str) for one in names)
+            or (len(set(names)) < len(names))
+        ):
+            raise LeakbenchError(
+                "DPConfig: groups must be tuples of names of parameters, each name in one, got "
+                f"{groups!r:.60}"
+            )
+        pairs: tuple[Any, ...] = self.parameters
+        if not all(
+            isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)
+            for each in pairs
+        ):
+            raise LeakbenchError(
+                f"DPConfig: parameters must be pairs of a name and a value, got {pairs!r:.60}"
+            )
+
     def _check_bounds(self) -> None:
         parts = isinstance(self.clip, tuple)
         if parts != (self.clipping != "flat"):
@@ -135,6 +171,10 @@ class DPConfig:
                 "DPConfig: groups are given if and only if clipping is 'group', got clipping "
                 f"'{self.clipping}' and {len(self.groups)} groups"
             )
+        if self.groups and isinstance(self.clip, tuple) and len(self.clip) != len(self.groups):
+            raise LeakbenchError(
+                f"DPConfig: {len(self.clip)} bounds of {len(self.groups)} groups; allowed: one each"
+            )
         for name, values in (
             ("clip", self.clip if isinstance(self.clip, tuple) else (self.clip,)),
             ("clip_schedule", self.clip_schedule),
@@ -146,6 +186,14 @@ class DPConfig:
             require_in("DPConfig", "[0, inf)", noise_schedule=value)
         if not self.bound > 0:
             raise LeakbenchError("DPConfig: clip must have a bound for one part at least, got ()")
+        largest = max((self.noise_multiplier, *self.noise_schedule))
+        if largest and not math.isfinite(largest * self.bound):
+            raise LeakbenchError(
+                f"DPConfig: noise_multiplier {largest:g} times clip {self.bound:g} is no finite "
+                "standard deviation"
+            )
+        if self.epochs == 0 and self.steps and self.sampling == "shuffle":
+            raise LeakbenchError(f"DPConfig: {self.steps} steps in epochs 0; allowed: from 1 on")
         if self.count_std and 2 * self.count_std <= self.noise_multiplier:
             raise LeakbenchError(
                 f"DPConfig: count_std must be above noise_multiplier / 2 = "
@@ -203,32 +251,41 @@ class DPConfig:
 
     @property
     def gradient_noise_multiplier(self) -> float:
-        """std of the noise on gradients / C: sigma, or more where part of it pays for a count
-        (Andrew et al. 2021, Theorem 1)."""
-        sigma = self.noise_multiplier
+        """std of the noise on gradients / C, in the first step: sigma, or more where part of it
+        pays for a count (Andrew et al. 2021, Theorem 1)."""
+        sigma = self.noise_schedule[0] if self.noise_schedule else self.noise_multiplier
         if not self.count_std or not sigma:
             return sigma
         return 1 / math.sqrt(1 / sigma**2 - 1 / (2 * self.count_std) ** 2)
 
     @property
     def sensitivity(self) -> float:
-        """How far adding or removing one (example, client) moves what is released in one step.
+        """How far adding or removing one (example, client) moves what is released in one step, the
+        first of a schedule.
 
         What is released: the mean gradient over B; with noise on examples, one example's gradient;
         with noise on updates, dW in units of weights, of one client, or its mean over the clients
         of a round where the server adds the noise.
         """
         if self.noise_on in ("sum", "mean"):
-            return self.bound / self.batch_size
-        return self.bound / (self.clients_a_round if self._at_server else 1)
+            return self._first_bound / self.batch_size
+        return self._first_bound / (self.clients_a_round if self._at_server else 1)
 
     @property
     def noise_std(self) -> float:
         """Of the noise on every coordinate of the same."""
-        std = self.gradient_noise_multiplier * self.bound if self.noise_multiplier else 0.0
+        std = self.gradient_noise_multiplier * self._first_bound if self._noisy else 0.0
         if self.noise_on == "sum":
             return std / self.batch_size
         return std / (self.clients_a_round if self._at_server else 1)
+
+    @property
+    def _first_bound(self) -> float:
+        return self.clip_schedule[0] if self.clip_schedule else self.bound
+
+    @property
+    def _noisy(self) -> bool:
+        return self.gradient_noise_multiplier > 0
 
     @property
     def _at_server(self) -> bool:
@@ -252,7 +309,9 @@ class DPConfig:
             LeakbenchError: what the defense refuses, such as a bound of inf.
         """
         if self.mechanism:
-            made: Defense = registry.load("defenses", self.mechanism)(**dict(self.parameters))
+            kind = registry.load("defenses", self.mechanism)
+            where = f"DPConfig: mechanism '{self.mechanism}'"
+            made: Defense = kind(**complete(kind, dict(self.parameters), where))
             return made
         sigma = self.gradient_noise_multiplier
         given: dict[str, Any] = {"clip": self.bound, "noise_multiplier": sigma}
@@ -312,7 +371,7 @@ class DPConfig:
             return ()
         sampling = "fixed_size" if self.sampling == "shuffle" else self.sampling
         steps = self._steps_by(sigmas)
-        first = self.clip_schedule[0] if self.clip_schedule else self.bound
+        first = self._first_bound
         of_one = self.weighted and self.unit == "client"
         together = self.batch_size if self.unit == "example" else self.clients_a_round
         sensitivity = first / (1 if of_one else together)  # of the mean
@@ -356,7 +415,7 @@ class DPConfig:
             return f"{self._source}'{self.mechanism}' ({shown}): no noise that promises anything."
         whose = "client's update" if self.unit == "client" else "example's gradient"
         parts = "" if self.clipping == "flat" else f", each {self.clipping} apart"
-        clipped = f"every {whose} is clipped to L2 norm {self.bound:g}{parts}"
+        clipped = f"every {whose} is clipped to L2 norm {self._first_bound:g}{parts}"
         places = {
             "sum": "the sum of a batch", "mean": "the mean of a batch",
             "example": "every example's gradient",
@@ -364,8 +423,10 @@ class DPConfig:
         }  # fmt: skip
         if not self.noise_multiplier and not any(self.noise_schedule):
             return f"{self._source}{clipped}, and no noise is added."
-        std = self.gradient_noise_multiplier * self.bound
-        scheduled = ", following a schedule" if self.noise_schedule or self.clip_schedule else ""
+        std = self.gradient_noise_multiplier * self._first_bound
+        scheduled = (
+            " at first, following a schedule" if self.noise_schedule or self.clip_schedule else ""
+        )
         drawn = {
             "poisson": f"drawn one by one with chance {self.sampling_rate:.4g}",
             "fixed_size": f"a fixed number is drawn afresh, a share of {self.sampling_rate:.4g}",
@@ -492,3 +553,16 @@ class DPConfig:
             learning_rate=learning_rate, clients=clients, clients_a_round=clients,
             **nvflare_settings(filter, local_steps),
         )  # fmt: skip
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Numbers of any library as Python's own, also in tuples: they are written down and hashed."""
+    if isinstance(value, tuple):
+        return tuple(_plain(name, each) for each in value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    if not isinstance(value, Integral):
+        return float(value)
+    if abs(int(value)) > MOST:
+        raise LeakbenchError(f"DPConfig: {name} must be at most 2^53, got a larger number")
+    return int(value)

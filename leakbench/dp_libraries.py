@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sized
+from collections.abc import Iterable, Mapping, Sized
 from types import SimpleNamespace
 from typing import Any
 
-from leakbench.errors import LeakbenchError
+from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.plugin_files import one_line
 
 Fields = dict[str, Any]
 
@@ -47,6 +48,28 @@ def _get(thing: object, name: str, where: str) -> Any:
     return getattr(thing, name)
 
 
+def _number(value: Any, said: str) -> float:
+    """A float of a number of any library; `said` begins the refusal of what is none."""
+    try:
+        if not isinstance(value, bool | str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise LeakbenchError(f"{said} is {value!r:.60}; allowed: a number")
+
+
+def _whole(value: Any, said: str) -> int:
+    found = _number(value, said)
+    if not found.is_integer():
+        raise LeakbenchError(f"{said} is {value!r:.60}; allowed: a whole number")
+    return int(found)
+
+
+def _of(thing: object, name: str, where: str) -> float:
+    """A number that an object must have."""
+    return _number(_get(thing, name, where), f"{where}: '{name}' of {_shown(thing)}")
+
+
 # ------------------------------------------------------------------------------ Opacus
 
 
@@ -70,9 +93,11 @@ def opacus_settings(
         )
     if epochs is not None and steps is not None:
         raise LeakbenchError(f"{where}: epochs and steps are both given; allowed: one of them")
+    planned = {k: v for k, v in {"epochs": epochs, "steps": steps}.items() if v is not None}
+    require_at_least(where, 0, **planned)
     warnings = _remarks(optimizer, kind)
-    sigma = float(_get(optimizer, "noise_multiplier", where))
-    world = int(getattr(optimizer, "world_size", 1))
+    sigma = _of(optimizer, "noise_multiplier", where)
+    world = _whole(getattr(optimizer, "world_size", 1), f"{where}: world_size of the optimiser")
     drawn = _drawn(loader, where)
     found: Fields = {
         "noise_multiplier": sigma,
@@ -84,19 +109,49 @@ def opacus_settings(
     }
     if OPACUS[kind] == "tensor":
         found["clipping"] = "tensor"
-        found["clip"] = tuple(float(c) for c in _get(optimizer, "max_grad_norms", where))
+        bounds = _get(optimizer, "max_grad_norms", where)
+        if not isinstance(bounds, Iterable):
+            raise LeakbenchError(f"{where}: max_grad_norms is {bounds!r:.60}; allowed: a list")
+        found["clip"] = tuple(_number(each, f"{where}: one of max_grad_norms") for each in bounds)
     else:
-        found["clip"] = float(_get(optimizer, "max_grad_norm", where))
+        found["clip"] = _of(optimizer, "max_grad_norm", where)
     found["count_std"] = _count_std(engine, optimizer, kind, found["batch_size"], warnings)
-    history = list(getattr(getattr(engine, "accountant", None), "history", None) or [])
+    history = _history(engine, where)
     _check_rate(found, drawn, history, warnings)
     found |= _steps(drawn, history, epochs, steps, warnings)
     found |= _schedules(found, drawn.steps, optimizer, noise_scheduler, clip_scheduler)
-    rates = {float(group["lr"]) for group in getattr(optimizer, "param_groups", ())}
+    rates = _learning_rates(optimizer, where)
     if len(rates) == 1:
         found["learning_rate"] = rates.pop() or None
     found["warnings"] = tuple(warnings)
     return found
+
+
+def _history(engine: object | None, where: str) -> list[tuple[float, float, int]]:
+    """(sigma, rate, steps) of what an engine's accountant has been told."""
+    said = f"{where}: the accountant's history"
+    told = getattr(getattr(engine, "accountant", None), "history", None) or []
+    try:
+        rows = [tuple(row) for row in told]
+        if any(len(row) != 3 for row in rows):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise LeakbenchError(
+            f"{said} is {told!r:.60}; allowed: a list of (noise multiplier, rate, steps)"
+        ) from None
+    return [(_number(a, said), _number(b, said), _whole(c, said)) for a, b, c in rows]
+
+
+def _learning_rates(optimizer: object, where: str) -> set[float]:
+    """Those of all groups of parameters that say one."""
+    groups = getattr(optimizer, "param_groups", ())
+    if not isinstance(groups, list | tuple) or not all(isinstance(one, Mapping) for one in groups):
+        raise LeakbenchError(
+            f"{where}: param_groups of {_shown(optimizer)} is {groups!r:.60}; allowed: a list of "
+            "mappings"
+        )
+    said = f"{where}: the learning rate of the optimiser"
+    return {_number(group["lr"], said) for group in groups if "lr" in group}
 
 
 class _Draws(SimpleNamespace):
@@ -118,13 +173,20 @@ def _drawn(loader: object, where: str) -> _Draws:
             "of an example to be drawn; allowed: a map-style data set"
         )
     examples = len(dataset)
+    if not examples:
+        raise LeakbenchError(f"{where}: the data set of the loader is empty")
     # The loader's own, or what a BatchMemoryManager has wrapped.
     batches = getattr(loader, "batch_sampler", None)
     for drawer in (loader, batches, getattr(batches, "sampler", None)):
-        if (rate := getattr(drawer, "sample_rate", None)) is not None:
+        if (told := getattr(drawer, "sample_rate", None)) is not None:
+            rate = _number(told, f"{where}: sample_rate of the loader")
+            if not 0 < rate <= 1:
+                raise LeakbenchError(
+                    f"{where}: sample_rate of the loader is {rate:g}; allowed: above 0, up to 1"
+                )
             steps = len(drawer) if isinstance(drawer, Sized) else round(1 / rate)
             return _Draws(
-                examples=examples, steps=steps, sampling="poisson", rate=float(rate),
+                examples=examples, steps=steps, sampling="poisson", rate=rate,
                 batch_size=None,
             )  # fmt: skip
     sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
@@ -135,7 +197,16 @@ def _drawn(loader: object, where: str) -> _Draws:
             "no accountant bounds; allowed: Poisson sampling (DPDataLoader), or a loader that goes "
             "through the data in turn"
         )
-    size = int(getattr(batches, "batch_size", 0) or getattr(loader, "batch_size", 0) or 1)
+    drawn = getattr(sampler, "num_samples", None)
+    if drawn is not None and _whole(drawn, f"{where}: num_samples of the sampler") > examples:
+        raise LeakbenchError(
+            f"{where}: the sampler draws {drawn} of {examples} examples an epoch, some several "
+            f"times; allowed: up to {examples}"
+        )
+    told = getattr(batches, "batch_size", 0) or getattr(loader, "batch_size", 0) or 1
+    size = _whole(told, f"{where}: batch_size of the loader")
+    if size < 1:
+        raise LeakbenchError(f"{where}: batch_size of the loader is {size}; allowed: from 1 on")
     steps = len(loader) if isinstance(loader, Sized) else math.ceil(examples / size)
     full = size >= examples
     return _Draws(
@@ -153,7 +224,8 @@ def _batch_size(optimizer: object, drawn: _Draws, world: int, warnings: list[str
         accumulated = int(getattr(optimizer, "accumulated_iterations", 1))
     except (ValueError, IndexError):  # no gradients yet
         accumulated = 1
-    size = round(float(expected) * world * accumulated)
+    told = _number(expected, "DPConfig.from_opacus: expected_batch_size of the optimiser")
+    size = round(told * world * accumulated)
     if accumulated > 1:
         warnings.append(f"{accumulated} batches are accumulated into one step.")
     return max(size, 1)
@@ -188,7 +260,7 @@ def _count_std(
     moves = "The bound follows a noisy quantile of the norms: clip is the one of now."
     if kind == "AdaClipDPOptimizer":
         warnings.append(moves)
-        return float(_get(optimizer, "unclipped_num_std", "DPConfig.from_opacus"))
+        return _of(optimizer, "unclipped_num_std", "DPConfig.from_opacus")
     ghost = any("AdaptiveClipping" in name for name in _names(engine))
     if ghost or hasattr(optimizer, "_adjusted_noise_multiplier"):
         warnings.append(
@@ -293,9 +365,13 @@ def _values(
     trial: Any = copy.copy(scheduler)  # steps a stand-in, and leaves the optimiser alone
     trial.optimizer = SimpleNamespace(**{attribute: float(getattr(optimizer, attribute))})
     values = []
-    for _ in range(epochs):
-        values += [float(getattr(trial.optimizer, attribute))] * steps_an_epoch
-        trial.step()
+    for epoch in range(epochs):
+        said = f"DPConfig.from_opacus: {attribute} of {_shown(scheduler)} in epoch {epoch}"
+        values += [_number(getattr(trial.optimizer, attribute), said)] * steps_an_epoch
+        try:
+            trial.step()
+        except Exception as error:  # foreign code may fail in any way
+            raise LeakbenchError(f"{said} fails: {one_line(error)}") from error
     return tuple(values)
 
 
@@ -313,7 +389,10 @@ def flower_settings(
         together = clients_a_round or 1
     elif any(name.startswith("DifferentialPrivacy") for name in names):
         found = _strategy(mechanism, where, weighted)
-        together = int(_get(mechanism, "num_sampled_clients", where))
+        together = _whole(
+            _get(mechanism, "num_sampled_clients", where),
+            f"{where}: 'num_sampled_clients' of {_shown(mechanism)}",
+        )
         if clients_a_round not in (None, together):
             raise LeakbenchError(
                 f"{where}: the strategy samples {together} clients a round, got clients_a_round "
@@ -342,9 +421,13 @@ def flower_settings(
 
 def _local_dp(mod: object, where: str) -> Fields:
     clip, sensitivity, epsilon, delta = (
-        float(_get(mod, name, where))
-        for name in ("clipping_norm", "sensitivity", "epsilon", "delta")
+        _of(mod, name, where) for name in ("clipping_norm", "sensitivity", "epsilon", "delta")
     )
+    if not 0 < clip < math.inf or not 0 <= sensitivity < math.inf:
+        raise LeakbenchError(
+            f"{where}: LocalDpMod clips to {clip:g} for a sensitivity of {sensitivity:g}; allowed: "
+            "a finite clipping_norm above 0, and a finite sensitivity from 0 on"
+        )
     if not epsilon > 0 or not 0 < delta < 1:
         raise LeakbenchError(
             f"{where}: LocalDpMod computes its noise from epsilon {epsilon:g} and delta {delta:g}; "
@@ -372,11 +455,14 @@ def _local_dp(mod: object, where: str) -> Fields:
 
 
 def _strategy(strategy: object, where: str, weighted: bool) -> Fields:
-    effective = float(_get(strategy, "noise_multiplier", where))
-    clip = float(_get(strategy, "clipping_norm", where))
+    effective = _of(strategy, "noise_multiplier", where)
+    clip = _of(strategy, "clipping_norm", where)
     found: Fields = {"clip": clip, "noise_multiplier": effective, "noise_at": "server"}
     warnings = []
-    count_std = float(getattr(strategy, "clipped_count_stddev", None) or 0.0)
+    count_std = _number(
+        getattr(strategy, "clipped_count_stddev", None) or 0.0,
+        f"{where}: clipped_count_stddev of the strategy",
+    )
     if any("Adaptive" in name for name in _names(strategy)):
         warnings.append("The bound follows a noisy quantile of the norms: clip is the one of now.")
     if count_std and effective:  # the strategy keeps the gradients' part of sigma
@@ -399,13 +485,14 @@ def _strategy(strategy: object, where: str, weighted: bool) -> Fields:
 def nvflare_settings(filter: object, local_steps: int) -> Fields:
     """See `DPConfig.from_nvflare`."""
     where = "DPConfig.from_nvflare"
+    require_at_least(where, 1, local_steps=local_steps)
     names = _names(filter)
     common: Fields = {
         "clip": math.inf, "noise_multiplier": 0.0, "noise_on": "update", "unit": "client",
         "sampling": "none", "source": f"NVFlare {type(filter).__name__}",
     }  # fmt: skip
     if "PercentilePrivacy" in names:
-        percentile, gamma = (float(_get(filter, name, where)) for name in ("percentile", "gamma"))
+        percentile, gamma = (_of(filter, name, where) for name in ("percentile", "gamma"))
         if not 0 <= percentile <= 100 or not gamma > 0:
             said = f"percentile {percentile:g} and gamma {gamma:g}: with these the filter does "
             return common | {"mechanism": "none", "warnings": (f"{said}nothing.",)}
@@ -419,7 +506,7 @@ def nvflare_settings(filter: object, local_steps: int) -> Fields:
         }
     if "SVTPrivacy" in names:
         share, answer, gamma, tau = (
-            float(_get(filter, name, where)) for name in ("frac", "eps_3", "gamma", "tau")
+            _of(filter, name, where) for name in ("frac", "eps_3", "gamma", "tau")
         )
         return common | {
             "mechanism": "dssgd",

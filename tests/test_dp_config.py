@@ -1,7 +1,10 @@
 """What libraries have been told, read off their own objects: Opacus, Flower, NVFlare."""
 
 import copy
+import dataclasses
+import json
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -10,6 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import opacus.optimizers as optimisers
 import pytest
 import torch
@@ -19,7 +23,13 @@ from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGr
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from leakbench.contracts import Defense, Setting
 from leakbench.defenses.compression import Percentile
@@ -630,3 +640,125 @@ def test_descriptions_are_one_sentence_each() -> None:
     ):
         said = config.describe()
         assert said.endswith(".") and "\n" not in said
+
+
+# ------------------------------------------------------------------------------ odd fields
+
+PLAIN: dict[str, Any] = {
+    "clip": 1.0, "noise_multiplier": 1.0, "batch_size": 10, "examples": 100, "steps": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"clip": 10**400}, "clip must be at most 2^53"),
+        ({"steps": 10**400}, "steps must be at most 2^53"),
+        ({"clip": 1e200, "noise_multiplier": 1e200}, "no finite standard deviation"),
+        ({"noise_schedule": 1.0}, "noise_schedule must be a tuple, got 1.0"),
+        ({"clip_schedule": [1.0]}, "clip_schedule must be a tuple"),
+        ({"clip_schedule": (True,)}, "clip_schedule must be positive and finite, got True"),
+        ({"warnings": "careful"}, "warnings must be a tuple"),
+        ({"warnings": (1,)}, "warnings must be texts"),
+        ({"groups": 3}, "groups must be a tuple"),
+        ({"clip": (1.0,), "clipping": "group", "groups": ("ab",)}, "tuples of names"),
+        ({"clip": (1.0,) * 2, "clipping": "group", "groups": (("a",),) * 2}, "each name in one"),
+        ({"clip": (1.0,) * 2, "clipping": "group", "groups": (("a",),)}, "2 bounds of 1 groups"),
+        ({"parameters": ("gamma",)}, "pairs of a name and a value"),
+        ({"sampling": "shuffle", "epochs": 0}, "5 steps in epochs 0"),
+    ],
+)
+def test_a_field_that_means_nothing_is_one_sentence(odd: dict[str, Any], said: str) -> None:
+    with pytest.raises(LeakbenchError, match=re.escape(said)):
+        DPConfig(**{**PLAIN, **odd})
+
+
+def test_a_mechanism_refuses_parameters_that_it_does_not_have() -> None:
+    config = DPConfig(**PLAIN, mechanism="percentile", parameters=(("gama", 1.0),))
+    with pytest.raises(LeakbenchError, match=r"unknown parameter 'gama' .did you mean 'gamma'"):
+        config.defense()
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    plain = DPConfig(**PLAIN)
+    other = DPConfig(**{**PLAIN, "noise_multiplier": np.float32(1), "steps": np.int64(5)})
+    assert other == plain
+    json.dumps(dataclasses.asdict(other))
+
+
+def test_what_is_said_of_a_schedule_is_its_first_step() -> None:
+    """0.5 * 3 / 10 by hand, whatever the fields that the schedule stands in place of hold."""
+    for multiplier in (0.0, 1.0):
+        config = DPConfig(
+            **{**PLAIN, "noise_multiplier": multiplier},
+            noise_schedule=(0.5, 2.0), clip_schedule=(3.0, 1.0),
+        )  # fmt: skip
+        assert config.sensitivity == config.events()[0].sensitivity == 3.0 / 10
+        assert config.noise_std == pytest.approx(0.5 * 3.0 / 10)
+        assert "norm 3; noise of std 1.5 is added" in config.describe()
+
+
+def duck(name: str, **attributes: Any) -> Any:
+    return type(name, (), attributes)()
+
+
+def loader_of(**options: Any) -> Any:
+    return DataLoader(TensorDataset(torch.rand(20, 2)), batch_size=5, **options)
+
+
+BOUNDED = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loader", "options", "said"),
+    [
+        (duck("DPOptimizer", **{**BOUNDED, "noise_multiplier": "1"}), None, {}, "is '1'; allowed"),
+        (duck("DPOptimizer", **{**BOUNDED, "max_grad_norm": None}), None, {}, "is None; allowed"),
+        (duck("DPOptimizer", **BOUNDED, world_size=1.5), None, {}, "a whole number"),
+        (duck("DPOptimizer", **BOUNDED, param_groups=3), None, {}, "param_groups of"),
+        (duck("DPPerLayerOptimizer", noise_multiplier=1, max_grad_norms=3), None, {}, "a list"),
+        (duck("DPOptimizer", **BOUNDED), None, {"epochs": "a"}, "epochs must be a whole number"),
+        (duck("DPOptimizer", **BOUNDED), None, {"steps": -1}, "steps must be at least 0"),
+        (duck("DPOptimizer", **BOUNDED), duck("L", dataset=[]), {}, "is empty"),
+        (duck("DPOptimizer", **BOUNDED), duck("L", dataset=[1], sample_rate=0), {}, "above 0, up"),
+        (
+            duck("DPOptimizer", **BOUNDED),
+            loader_of(sampler=RandomSampler(range(20), num_samples=50)),
+            {},
+            "draws 50 of 20 examples an epoch",
+        ),
+    ],
+)
+def test_what_lacks_a_number_is_one_sentence(
+    optimizer: Any, loader: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(LeakbenchError, match=said):
+        DPConfig.from_opacus(None, optimizer, loader or loader_of(), **options)
+
+
+@pytest.mark.parametrize("history", [3, [1], [("a", 0.1, 1)]])
+def test_a_history_that_is_none(history: Any) -> None:
+    engine = SimpleNamespace(accountant=SimpleNamespace(history=history))
+    with pytest.raises(LeakbenchError, match="the accountant's history is"):
+        DPConfig.from_opacus(engine, duck("DPOptimizer", **BOUNDED), loader_of())
+
+
+@pytest.mark.parametrize("value", [None, "a", float("nan"), 0.0])
+def test_bounds_of_federated_libraries_are_numbers(value: Any) -> None:
+    of_flower = {"batch_size": 5, "examples": 10, "rounds": 2}
+    own = {"clipping_norm": value, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(LeakbenchError, match=r"clipping_norm|clips to"):
+        DPConfig.from_flower(duck("LocalDpMod", **own), **of_flower)
+    strategy = duck(
+        "DifferentialPrivacyServerSideFixedClipping",
+        clipping_norm=value, noise_multiplier=1.0, num_sampled_clients=2,
+    )  # fmt: skip
+    with pytest.raises(LeakbenchError, match="clip"):
+        DPConfig.from_flower(strategy, **of_flower)
+    if value != 0:
+        with pytest.raises(LeakbenchError, match=r"'frac' of .* is|share|nan"):
+            DPConfig.from_nvflare(
+                duck("SVTPrivacy", frac=value, eps_3=1.0, gamma=1e-5, tau=1e-6), **of_flower
+            ).defense()
+    with pytest.raises(LeakbenchError, match="local_steps must be"):
+        DPConfig.from_nvflare(duck("PercentilePrivacy"), **of_flower, local_steps=value)
