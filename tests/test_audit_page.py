@@ -190,6 +190,7 @@ def test_hostile_text_stays_text() -> None:
 def test_what_is_missing_leaves_no_hole(empty: dict[str, Any]) -> None:
     seen = Seen(page(report(**empty)))
     assert "Nothing was found that must change." in seen.text
+    assert "No attack was run" in seen.text and "recovered;" not in seen.text
     assert "None" not in seen.text and "nan" not in seen.text.split()
     assert markdown(report(**empty)).endswith(".\n")
 

@@ -205,7 +205,9 @@ def _headline(report: AuditReport, views: Sequence[View]) -> tuple[str, str]:
         return "bad", "It leaks."
     if views and all(view.status == "within" for view in views):
         return "good", "All observers are kept within the target, by a proof."
-    return "open", "Nothing was recovered; not everything is ruled out."
+    if any(found.panel for found in report.observers):
+        return "open", "Nothing was recovered; not everything is ruled out."
+    return "open", "No attack was run; not everything is ruled out by a proof."
 
 
 def _leaks(observers: Sequence[ObserverFinding], thing: str) -> str:
@@ -442,4 +444,4 @@ def _footer(report: AuditReport) -> str:
         yield from (f"{name} {value}" for name, value in report.versions.items())
         yield f"{report.seconds:,.0f} seconds"
 
-    return plain(f"Audit by {', '.join(parts())}.")
+    return plain(f"Audit: {', '.join(parts())}.")
