@@ -237,17 +237,18 @@ def _pairs(runs: tuple[LoadedRun, LoadedRun]) -> tuple[list[_Pair], list[str]]:
             for run, some in zip(runs, cells, strict=True)
         )
         raise LeakbenchError(f"compare: no cell of one run is one of the other: {said}")
-    pairs = []
+    pairs, apart = [], []
     for key in common:
         one, two = (_trials(run, own[key]) for run, own in zip(runs, keyed, strict=True))
         both = {place: (one[place], two[place]) for place in one if place in two}
-        if not both:
-            raise LeakbenchError(
-                f"compare: {'/'.join(key)}: the runs attack no victim of a network in common"
-            )
-        _require_same_victims(key, both)
-        pairs.append(_Pair(name="/".join(key), both=both))
-    only = [
+        if both:
+            _require_same_victims(key, both)
+            pairs.append(_Pair(name="/".join(key), both=both))
+        else:
+            apart.append(f"no victim of a network in common: {'/'.join(key)}")
+    if not pairs:
+        raise LeakbenchError(f"compare: {'; '.join(apart)}")
+    only = apart + [
         f"only in {run.name}: {'/'.join(_key(each, _KEYS[0]))}"
         for run, some in zip(runs, cells, strict=True)
         for each in some

@@ -74,6 +74,8 @@ class Run:
         """A folder that holds a run; LeakbenchError otherwise."""
         run = Run(folder)
         if not os.path.isdir(folder / "manifests"):  # unlike Path.is_dir it never raises
+            if os.path.isfile(folder / "report.md"):
+                raise LeakbenchError(f"{folder}: a report only, its records are not there")
             raise LeakbenchError(f"{folder}: no run there; `leakbench run SUITE` makes one")
         return run
 
