@@ -157,6 +157,15 @@ def test_runs_without_a_victim_in_common_are_refused(runs: Path, tmp_path: Path)
         lb.compare(runs / "short", moved)
 
 
+def test_cells_without_data_are_named_and_the_others_compared() -> None:
+    """The shipped table has no faces; with itself it differs in nothing."""
+    shipped = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
+    found = lb.compare(shipped, shipped)
+    assert "no victim of a network in common: lfw/none/naive/cpl" in found.only
+    assert found.differences and not found.flips
+    assert not any(row.differs for row in found.frame().itertuples())
+
+
 def test_what_is_not_finite_is_left_out_and_counted(runs: Path, tmp_path: Path) -> None:
     def spoil(record: dict[str, Any]) -> None:
         if record["victim"] == 0:
