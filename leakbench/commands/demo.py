@@ -56,7 +56,7 @@ def demo(
         raise LeakbenchError(f"--out: {out.parent} is no folder")
     plan = plan_of(SUITE, "quick", None, None, None)
     path = out or Path(tempfile.mkdtemp(prefix="leakbench-")) / "leakbench-demo.png"
-    say("one digit, four rows, three attackers: about half a minute on two cores")
+    say("one digit, four rows, three attackers: under a minute on two idle cores")
     attack(plan, path, workers_of("cpu", workers))
 
 
