@@ -185,27 +185,35 @@ def _within(
     if limit is not None and "steps" in {field.name for field in _fields(attack)}:
         attack, notes = _fewer_steps(attack, leak, streams, limit)
     elif limit is not None and listing and leak.candidates is not None:
-        whole = len(leak.candidates)
-        few = captured.truth_labels.numel()
-        if own:
-            short = captured.seen_by(knowledge, attack.requires, most=0)
-        else:
-            assert leak.candidate_labels is not None
-            short = replace(
+        whole, few = len(leak.candidates), captured.truth_labels.numel()
+
+        def listed(count: int) -> Leak:
+            """With so many candidates, from the victims' number on."""
+            if own:
+                return captured.seen_by(knowledge, attack.requires, most=count - few)
+            assert leak.candidates is not None and leak.candidate_labels is not None
+            return replace(
                 leak,
-                candidates=leak.candidates[:few],
-                candidate_labels=leak.candidate_labels[:few],
+                candidates=leak.candidates[:count],
+                candidate_labels=leak.candidate_labels[:count],
             )
-        begun = time.perf_counter()
-        attack.reconstruct(short, streams, _unwatched)
-        each = (time.perf_counter() - begun) / few
-        possible = int(limit / each) - few
+
+        longer = min(4 * few, whole)
+        taken = []
+        for count in (few, longer):
+            begun = time.perf_counter()
+            attack.reconstruct(listed(count), streams, _unwatched)
+            taken.append(time.perf_counter() - begun)
+        first, second = taken
+        slope = (second - first) / max(longer - few, 1)
+        each = slope if slope > 0 else second / longer  # the first one pays for what is kept
+        possible = few + int((limit - sum(taken) - first) / each)
         if own and possible < whole:
-            leak = captured.seen_by(knowledge, attack.requires, most=max(possible - few, 0))
+            leak = listed(max(possible, few))
         elif possible < whole:
             raise LeakbenchError(
-                f"{whole} candidates would take {whole * each:.0f} seconds, the limit is "
-                f"{limit:g}; allowed: more `seconds`, or a shorter list"
+                f"{whole} candidates would take {first + (whole - few) * each:.0f} seconds, the "
+                f"limit is {limit:g}; allowed: more `seconds`, or a shorter list"
             )
     if own and leak.candidates is not None:
         others = len(leak.candidates) - captured.truth_labels.numel()
