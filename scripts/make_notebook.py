@@ -82,6 +82,18 @@ batch without a defense, label by label:"""),
     ("code", 'leaks["no defense"].head()'),
     ("code", 'results["Opacus"].score()[["label", "label_guess", "rank", "identified", "strict"]]'),
     ("markdown", """\
+The whole audit: every observer with what is proved and what was measured of this very optimiser,
+the claim, and what to change, as a page to hand on. [audit.md](audit.md) says how."""),
+    ("code", """\
+report = lb.audit(
+    model, data, config, mechanism=optimizer, claim=lb.Claim(epsilon=1, delta=1e-5),
+    candidates=100, victims=4, attacks=["candidates", "analytic_head"], attack_seconds=20,
+)
+report.save(folder.parent / "images.html")
+print(*(f"{one.observer}: {one.verdict}" for one in report.observers), sep="\\n")
+print(report.claims[0].statement, report.claims[0].verdict, sep=": ")
+print(report.advice[0].sentence)"""),
+    ("markdown", """\
 ## Rows of a table, an MLP, a single logit
 
 Adult where a data root is at hand, else Breast Cancer. Who sees the gradients of single examples
@@ -107,6 +119,22 @@ update = lb.leak(
 )
 result = lb.attack(update, "gradinv", steps=200, total_variation=0.0)
 result.score(candidates=public)[["status", "mse_clamped", "rank", "baselines.nearest_public"]]"""),
+    ("markdown", """\
+And its audit, of a configuration that is written down. A few seconds of training say what the
+advised noise costs."""),
+    ("code", """\
+config = lb.DPConfig(
+    clip=1.0, noise_multiplier=0.5, batch_size=32, examples=len(rows.train), steps=200,
+    learning_rate=0.5,
+)
+mlp_report = lb.audit(
+    mlp, (rows.train, rows.train_labels), config, loss="bce", claim=lb.Claim(epsilon=8, delta=1e-5),
+    candidates=200, attacks=["candidates", "analytic", "gradinv"], trials=1000, train_seconds=15,
+)
+mlp_report.save(folder.parent / "rows.html")
+print(*(f"{one.observer}: {one.verdict}" for one in mlp_report.observers), sep="\\n")
+print(mlp_report.claims[0].statement, mlp_report.claims[0].verdict, sep=": ")
+print(mlp_report.advice[0].sentence)"""),
 )  # fmt: skip
 """Kind and text of every cell."""
 

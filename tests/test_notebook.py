@@ -54,7 +54,7 @@ def test_the_notebook_is_what_the_script_writes(script: ModuleType) -> None:
 
 
 def test_its_cells_about_tables_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Without a data root; DP-SGD protects the mean of a batch, and nothing before it."""
     pytest.importorskip("opacus")
@@ -62,7 +62,7 @@ def test_its_cells_about_tables_run(
     code = [text for kind, text in cells() if kind == "code"]
     (imports,) = (text for text in code if "import leakbench as lb" in text)
     tables = [text for text in code if "mlp" in text]
-    assert len(tables) == 2
+    assert len(tables) == 3
     names: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[]):
         run(imports.split("sample, folder")[0], names)
@@ -71,6 +71,11 @@ def test_its_cells_about_tables_run(
         assert ast.literal_eval(said["type2"])["analytic"] == {"strict": 4, "identified": 4}
         assert ast.literal_eval(said["type2_batch"])["candidates"]["strict"] == 0
         table = run(tables[1].replace("steps=200", "steps=20"), names)
+        names["folder"] = tmp_path / "images"
+        quick = tables[2].replace("trials=1000, train_seconds=15", "trials=100, victims=2")
+        run(quick.replace(', "gradinv"', ""), names)
+    assert "Inside the training" in (tmp_path / "rows.html").read_text(encoding="utf-8")
+    assert "nothing is promised" in capsys.readouterr().out
     assert (table.status == "ok").all() and len(table) == 4
 
 
