@@ -113,7 +113,7 @@ class Compared:
         Raises:
             LeakbenchError: none flips.
         """
-        from leakbench.report.drawing import Column, sheet_of
+        from leakbench.report.drawing import Column, blocks_of, sheet_of
 
         strict = next((rule.name for rule in _rules(self.runs) if rule.judged.needs_recovery), None)
         shown = [each for each in self.flips if each.what == strict] or list(self.flips)
@@ -135,11 +135,12 @@ class Compared:
             f"Victims that flip, {len(shown)} in all; the first {len(rows)}.",
             "Blue frame: success. Under each picture: raw MSE / SSIM, clamped to [0, 1].",
         ]
-        return sheet_of(columns, rows, legend)
+        return sheet_of(blocks_of(columns, rows), legend)
 
     def _rows(self, flips: Sequence[Flip]) -> Iterator[Any]:
         from leakbench.report.drawing import Picture, Row
-        from leakbench.report.gallery import Shelf, shown
+        from leakbench.report.gallery import shown
+        from leakbench.report.victims import Shelf
 
         shelves = [Shelf(run.store, []) for run in self.runs]
         pairs = {pair.name: pair for pair in self.pairs}

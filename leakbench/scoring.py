@@ -105,7 +105,7 @@ class AttackResult:
             x: as in `score`.
             most: rows that are shown, from the first victim on.
         """
-        from leakbench.report.drawing import Column, Picture, Row, sheet_of
+        from leakbench.report.drawing import Column, Picture, Row, blocks_of, sheet_of
         from leakbench.report.gallery import shown
 
         require_at_least("show", 1, most=most)
@@ -134,10 +134,10 @@ class AttackResult:
             )
         ]
         legend = [
-            f"Blue frame: recovered, {STRICT.condition}.".replace(" and ", "\nand "),
+            f"Blue frame: recovered, {STRICT.condition}.",
             "Under each picture: raw MSE / SSIM. Pictures are clamped to the input range.",
         ]
-        return sheet_of(columns, rows, "\n".join(legend).split("\n"))
+        return sheet_of(blocks_of(columns, rows), legend)
 
     def _others(self, candidates: Tensor | tuple[Tensor, Tensor] | None) -> Examples | None:
         """Inputs that are not the victims', to rank among and to make baselines of."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 READING = """[[rules]]
 name = "reading"
@@ -393,6 +394,23 @@ def test_gallery_draws_a_picture_and_puts_it_into_the_page(leakbench: Command, m
     assert done.code == 0, done.errors
     assert (made.folder / "gallery.png").read_bytes().startswith(b"\x89PNG")
     assert "What the attacker got" in page.read_text()
+
+
+def test_a_gallery_is_asked_for_by_options(
+    leakbench: Command, refused: Callable[..., str], made: Made, tmp_path: Path
+) -> None:
+    out = tmp_path / "narrow.png"
+    done = leakbench("gallery", made.folder, "--ids", "0", "--columns", "1", "--out", out)
+    assert done.code == 0, done.errors
+    with Image.open(out) as picture:
+        assert picture.width <= 500
+    for arguments, words in (
+        (("--pick", "ids"), "--pick ids needs --ids"),
+        (("--pick", "best", "--ids", "0"), "--ids goes with --pick ids, not with --pick best"),
+        (("--ids", "0,x"), "--ids '0,x': must be numbers"),
+        (("--ids", "99"), "no trial of victim 99; there are trials of 0"),
+    ):
+        assert words in refused("gallery", made.folder, *arguments, cwd=made.cwd), arguments
 
 
 def test_a_damaged_run_is_one_sentence(

@@ -35,6 +35,7 @@ from leakbench.report.content import (
     ReportCell,
     VerdictEntry,
 )
+from leakbench.report.victims import pick
 from leakbench.spec import Plan
 from leakbench.statistics import (
     Interval,
@@ -865,12 +866,26 @@ def store(
     return run
 
 
-def box_of(plan: Plan, rows: int, row: int, column: str, knowledge: str = "") -> drawing.Box:
-    """Where a picture is in a gallery with `rows` rows of pictures."""
-    columns = gallery.columns_of(plan)
-    names = [(c.row or c.detail, c.knowledge or "") for c in columns]
-    blank = drawing.Row(label=("",), pictures=(drawing.Picture(image=None, caption=""),))
-    return drawing.layout([blank] * rows, columns, 2).box(row, names.index((column, knowledge)))
+def box_of(
+    run: Run,
+    plan: Plan,
+    planned: Sequence[PlannedCell],
+    row: int,
+    column: str,
+    knowledge: str = "",
+    look: gallery.Look | None = None,
+) -> drawing.Box:
+    """Where the gallery of a run has a picture of the victim in a row; KeyError: nowhere."""
+    look = look or gallery.Look()
+    blocks = gallery.blocks(gallery.sections(run, plan, planned, look, []), look)
+    place = drawing.layout(blocks, gallery.legend(plan, look))
+    found = {
+        (number, shown.row or shown.detail, shown.knowledge or ""): box
+        for block, rows in zip(blocks, place.boxes, strict=True)
+        for number, boxes in enumerate(rows)
+        for shown, box in zip(block.columns, boxes, strict=bool(boxes))
+    }
+    return found[row, column, knowledge]
 
 
 def crop(picture: np.ndarray, box: drawing.Box, side: int) -> np.ndarray:
@@ -900,43 +915,88 @@ def test_gallery_shows_the_chosen_victims(plan: Plan, tmp_path: Path) -> None:
     median = ranked[8]  # of 16 the one after the middle
     drawn = pixels(path)
     truth = load("mnist").candidates.numpy()
-    for row, victim in enumerate((median, 11)):
-        original = crop(drawn, box_of(plan, 2, row, "original"), 112)
-        assert (original == drawing.enlarged(truth[victim])).all()
-        defended = crop(drawn, box_of(plan, 2, row, "dp_baseline", "naive"), 112)
-        assert not (defended == original).all()
-    recovered = crop(drawn, box_of(plan, 2, 0, "none", "naive"), 112)
-    assert (recovered == drawing.enlarged(truth[median])).all()
-    never_run = box_of(plan, 2, 0, "adaclip", "naive")
-    assert (crop(drawn, never_run, 112)[:40] == 255).all()
 
-    # The frame around a success is blue, around anything else gray.
-    for column, colour in (("none", (0, 0x72, 0xB2)), ("dp_baseline", (0xC8, 0xCC, 0xD2))):
-        inner = drawing.centred(box_of(plan, 2, 0, column, "naive"), 112, 112)
-        edge = drawn[inner.top + 50, inner.left - 1]
-        assert np.abs(edge.astype(int) - colour).max() <= 2, column
+    def box(row: int, column: str, knowledge: str = "") -> drawing.Box:
+        return box_of(run, plan, [bare, naive, lfw], row, column, knowledge)
+
+    for row, victim in enumerate((median, 11)):
+        original = crop(drawn, box(row, "original"), 112)
+        assert (original == drawing.enlarged(truth[victim])).all()
+        defended = crop(drawn, box(row, "dp_baseline", "naive"), 112)
+        assert not (defended == original).all()
+    recovered = crop(drawn, box(0, "none", "naive"), 112)
+    assert (recovered == drawing.enlarged(truth[median])).all()
+    with pytest.raises(KeyError):
+        box(0, "adaclip", "naive")  # never run, so it takes no room
+
+    # The frame around a success is blue, around anything else gray, and broken around what no
+    # attacker returned.
+    for column, knowledge, colours in (
+        ("none", "naive", [(0, 0x72, 0xB2)]),
+        ("dp_baseline", "naive", [(0xC8, 0xCC, 0xD2)]),
+        ("mean image", "", [(0x6B, 0x76, 0x87), (255, 255, 255)]),
+    ):
+        inner = drawing.centred(box(0, column, knowledge), 112, 112)
+        edge = drawn[inner.top : inner.top + 112, inner.left - 1].astype(int)
+        near = [np.abs(edge - colour).max(axis=1) <= 2 for colour in colours]
+        assert np.any(near, axis=0).all() and all(each.any() for each in near), column
 
     gallery.draw(run, plan, [bare, naive, lfw], tmp_path / "again.png")
     assert path.read_bytes() == (tmp_path / "again.png").read_bytes()
 
 
-def test_gallery_size_follows_its_rows(plan: Plan, tmp_path: Path) -> None:
-    bare = [plan_cell(plan, name) for name in ("mnist", "cifar10")]
+def test_gallery_fits_a_page_and_is_as_high_as_its_rows(plan: Plan, tmp_path: Path) -> None:
+    pairs = [(name, row) for name in ("mnist", "cifar10")
+             for row in ("none", "dp_baseline", "adaclip", "quantile_clip")]  # fmt: skip
+    planned = [plan_cell(plan, *pair, victims=2) for pair in pairs if pair != ("cifar10", "none")]
     empty = plan_cell(plan, "fashion_mnist")
     lfw = plan_cell(plan, "lfw", skip=NO_LFW)
-    run = store(tmp_path / "run", [(cell, fill(cell)) for cell in bare])
-    path = tmp_path / "gallery.png"
-    gallery.draw(run, plan, [*bare, empty, lfw], path)
-    full = drawing.SIDE + drawing.CAPTION + drawing.GAP
-    bottom = drawing.MARGIN * 3 + drawing.HEADER + 6 * drawing.LEGEND_LINE
-    height = bottom + 4 * full + 2 * drawing.TEXT_ROW
+    run = store(tmp_path / "run", [(cell, fill(cell)) for cell in planned])
+    sizes = {}
+    for most in (None, 1, 2, 9):
+        path = tmp_path / "gallery.png"
+        gallery.draw(run, plan, [*planned, empty, lfw], path, gallery.Look(columns=most))
+        sizes[most] = pixels(path).shape[:2]
+    assert sizes[None] == sizes[9] and sizes[None][1] <= drawing.PAGE
+    # One method: original, start and mean image. Two: original, those two, and another.
+    assert abs(sizes[1][1] - drawing.NARROWEST) <= 1
+    assert abs(sizes[2][1] - (2 * drawing.MARGIN + 4 * 128 + 2 * 26 + 12)) <= 1
+    # Two victims of two data sets, each in 5 and 4 blocks of one method.
+    heights = [size[0] for size in (sizes[None], sizes[2], sizes[1])]
+    assert heights[1] - heights[0] > 2 * 2 * 140 and heights[2] - heights[1] > 4 * 2 * 140
     columns = gallery.columns_of(plan)
-    assert [c.detail for c in columns[:5]] == [*gallery.FIXED_COLUMNS, "naive", "adaptive"]
+    names = ["original", "start image", "mean image", "naive", "adaptive"]
+    assert [c.detail for c in columns[:5]] == names
     assert len(columns) == 3 + 2 * len(plan.defenses)
-    assert height <= pixels(path).shape[0] <= height + 1
     # Colour pictures fill their box.
     truth = drawing.enlarged(load("cifar10").candidates[0].numpy())
     assert truth.shape == (128, 128, 3)
+
+
+def test_victims_of_a_gallery_are_best_worst_or_of_given_numbers(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """Against the records: 2 networks with victims 0 to 3 and 4 to 7; 6 is best and 1 worst."""
+    errors = [0.3, None, 0.2, 0.25, 0.4, 0.5, 1e-9, 0.05]
+    bare, naive = plan_cell(plan, victims=4), plan_cell(plan, defense="adaclip", victims=4)
+    again = dataclasses.replace(naive, victims=((0, 1, 2, 3), (0, 1, 2, 3)), priors=())
+    pairs = [
+        (bare, fill(bare, lambda n, v: {"mse_raw": errors[v]})),
+        (again, fill(again, lambda n, v: CRASH if (n, v) == (0, 2) else NOISE)),
+    ]
+    run = store(tmp_path / "run", pairs)
+
+    def picked(look: gallery.Look) -> list[tuple[int, int]]:
+        (found,) = gallery.sections(run, plan, [bare, again], look, [])
+        return [(each.record["network"], each.record["victim"]) for each in found.chosen.victims]
+
+    assert picked(gallery.Look()) == [(0, 0), (0, 1)]  # the suite: median and worst
+    assert picked(gallery.Look(pick=words.Pick.best)) == [(1, 6)]
+    assert picked(gallery.Look(pick=words.Pick.worst)) == [(0, 1)]
+    asked = gallery.Look(pick=words.Pick.ids, ids=(7, 2, 0, 7))
+    assert picked(asked) == [(1, 7), (0, 2), (1, 2), (0, 0), (1, 0)]
+    with pytest.raises(LeakbenchError, match=r"no trial of victim 8, 12; .* of 0 to 7$"):
+        gallery.sections(run, plan, [bare], gallery.Look(pick=words.Pick.ids, ids=(12, 1, 8)), [])
 
 
 def test_gallery_survives_missing_files_and_a_missing_reference(plan: Plan, tmp_path: Path) -> None:
@@ -996,10 +1056,10 @@ def test_pick(plan: Plan, quantile: float, victim: int) -> None:
     planned = plan_cell(plan, networks=1, victims=6)
     errors = {0: 0.2, 1: None, 2: 0.1, 3: 0.3, 4: 0.15}
     records = fill(planned, lambda n, v: {"mse_raw": errors[v]} if v in errors else CRASH)
-    chosen = gallery.pick(records.values(), quantile)
+    chosen = pick(records.values(), quantile)
     assert chosen is not None
     assert chosen["victim"] == victim
-    assert gallery.pick([], quantile) is None
+    assert pick([], quantile) is None
 
 
 def test_enlarged_clamps_and_shows_what_is_no_number() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import typer
 from leakbench.commands.options import RUNS, RunArgument
 from leakbench.commands.output import say, write
 from leakbench.errors import LeakbenchError
+from leakbench.report.words import Pick
 
 if TYPE_CHECKING:
     from leakbench.records import Run
@@ -55,25 +57,53 @@ def report(
 def gallery(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option(help="PNG to write; else RUN/gallery.png.")] = None,
+    pick: Annotated[
+        Pick | None,
+        typer.Option(
+            help="Victims: at the suite's quantiles of the raw MSE in its reference row (the "
+            "default), the best or the worst reconstructed there, or those of --ids."
+        ),
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(metavar="N,N...", help="Numbers of victims, as in 3,7.")
+    ] = None,
+    columns: Annotated[
+        int | None,
+        typer.Option(min=1, help="Methods side by side; else as many as fit on a page."),
+    ] = None,
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
+    numbers = _numbers(ids, pick)
     store = existing_run(run)
     from leakbench import manifest
     from leakbench.report import gallery as drawing
 
     known = manifest.read(store)
-
+    chosen = pick or (Pick.quantiles if ids is None else Pick.ids)
+    look = drawing.Look(pick=chosen, ids=numbers, columns=columns)
     path = out if out is not None else store.folder / "gallery.png"
-    try:
-        warnings = drawing.draw(store, known.plan, known.cells, path)
-    except OSError as error:
-        raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+    warnings = drawing.draw(store, known.plan, known.cells, path, look)
     for warning in warnings:
         say(warning)
     say(f"gallery: {path}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
         write(html, _render(store, content_of(store), Format.html))
+
+
+def _numbers(ids: str | None, pick: Pick | None) -> tuple[int, ...]:
+    """Of victims, from the command line."""
+    if ids is None:
+        if pick is Pick.ids:
+            raise LeakbenchError("--pick ids needs --ids, the numbers of victims, as in --ids 3,7")
+        return ()
+    if pick not in (None, Pick.ids):
+        raise LeakbenchError(f"--ids goes with --pick ids, not with --pick {pick}")
+    words = ids.split(",")
+    # int() takes "1_0" and other scripts' digits as well, and refuses thousands of them.
+    if not all(re.fullmatch("[0-9]{1,9}", word.strip()) for word in words):
+        raise LeakbenchError(f"--ids {ids!r:.60}: must be numbers with commas, as in 3,7")
+    return tuple(int(word) for word in words)
 
 
 def pack(

@@ -21,9 +21,9 @@ from leakbench.report.drawing import (
     INK,
     MARGIN,
     SIDE,
+    Box,
     Drawing,
     Image,
-    Layout,
     Picture,
     draw_picture,
     whole,
@@ -121,30 +121,30 @@ def _images(run: Run, record: Record) -> tuple[Image | None, Image | None]:
 def render(victim: Image, rows: Sequence[DemoRow], legend: Sequence[str]) -> bytes:
     """The PNG; the same rows give the same bytes."""
     with matplotlib.style.context("default"):
-        sheet = Drawing(_layout(rows, len(legend)))
+        place = _layout(rows, len(legend))
+        sheet = Drawing(place.width, place.height)
         for left, name in zip(
-            sheet.place.lefts,
+            place.lefts,
             ("the image", *(shot.attacker for shot in rows[0].shots)),
             strict=True,
         ):
             middle = left + SIDE / 2
             sheet.text(middle, MARGIN, name, size=9, weight="bold", across="center")
         for number, row in enumerate(rows):
-            top = sheet.place.tops[number]
-            sheet.rule(MARGIN, sheet.place.width - MARGIN, top - TITLE - 7)
+            top = place.tops[number]
+            sheet.rule(MARGIN, place.width - MARGIN, top - TITLE - 7)
             sheet.text(MARGIN, top - TITLE, row.title, size=10, weight="bold")
             sheet.text(MARGIN, top - TITLE + 20, row.detail, size=8, colour=FAINT)
-            draw_picture(sheet, sheet.place.box(number, 0), Picture(image=victim, caption=""))
+            draw_picture(sheet, place.box(number, 0), Picture(image=victim, caption=""))
             for column, shot in enumerate(row.shots, start=1):
-                _shot(sheet, number, column, shot)
-        bottom = sheet.place.height - MARGIN - LINE * len(legend)
+                _shot(sheet, place.box(number, column), shot)
+        bottom = place.height - MARGIN - LINE * len(legend)
         for number, line in enumerate(legend):
             sheet.text(MARGIN, bottom + LINE * number, line, size=8, colour=FAINT)
         return sheet.figure.png()
 
 
-def _shot(sheet: Drawing, row: int, column: int, shot: Shot) -> None:
-    box = sheet.place.box(row, column)
+def _shot(sheet: Drawing, box: Box, shot: Shot) -> None:
     draw_picture(sheet, box, Picture(image=shot.image, caption="", success=shot.exact))
     error, exact, named = shot.words
     lines = (f"MSE {error}", f"exact: {exact}", f"named: {named.replace('place ', '#')}")
@@ -156,11 +156,24 @@ def _shot(sheet: Drawing, row: int, column: int, shot: Shot) -> None:
         )  # fmt: skip
 
 
-def _layout(rows: Sequence[DemoRow], legend_lines: int) -> Layout:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Where everything stands, in whole pixels."""
+
+    width: int
+    height: int
+    lefts: tuple[int, ...]
+    tops: tuple[int, ...]
+
+    def box(self, row: int, column: int) -> Box:
+        return Box(self.lefts[column], self.tops[row], SIDE, SIDE)
+
+
+def _layout(rows: Sequence[DemoRow], legend_lines: int) -> _Layout:
     lefts = tuple(MARGIN + number * (SIDE + GAP) for number in range(len(rows[0].shots) + 1))
     step = TITLE + SIDE + CAPTION + GAP
     tops = tuple(MARGIN + HEAD + TITLE + number * step for number in range(len(rows)))
-    return Layout(
+    return _Layout(
         width=whole(lefts[-1] + SIDE + MARGIN),
         height=whole(MARGIN + HEAD + step * len(rows) + LINE * legend_lines + 2 * MARGIN),
         lefts=lefts,

@@ -37,6 +37,16 @@ class FigureKind(StrEnum):
     training = "training"
 
 
+class Pick(StrEnum):
+    """Which victims: those at the suite's quantiles of the raw MSE in its reference cell, the best
+    or the worst reconstructed there, or those of given numbers, of every network."""
+
+    quantiles = "quantiles"
+    best = "best"
+    worst = "worst"
+    ids = "ids"
+
+
 FIGURES = {
     FigureKind.threshold: "Success against threshold, in every reading of a printed MSE",
     FigureKind.effort: "Success against gradient evaluations",
