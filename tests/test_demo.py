@@ -14,6 +14,7 @@ from PIL import Image
 from leakbench import suite
 from leakbench.commands import demo
 from leakbench.data import load
+from leakbench.errors import LeakbenchError
 from leakbench.report import demo_figure
 from leakbench.report.demo_figure import DemoRow, Shot
 
@@ -76,3 +77,23 @@ def test_the_whole_of_it_tells_the_story(process: Any, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused_at_once(leakbench: Any, tmp_path: Path) -> None:
     done = leakbench("demo", "--out", tmp_path / "missing" / "demo.png", cwd=tmp_path)
     assert done.code == 2 and "is no folder" in done.errors
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing/demo.png", "is no folder"),
+        ("file/demo.png", "is no folder"),
+        ("folder.png", "is a folder"),
+        ("demo.txt", "does not end in .png"),
+        ("", "does not end in .png"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_attacks(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(LeakbenchError, match=said):
+        demo.demo(out=tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +53,28 @@ def demo(
     workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0: one a core.")] = 0,
 ) -> None:
     """Attack one digit four times: no defense, clipping twice, a little noise. Under a minute."""
-    if out is not None and not out.absolute().parent.is_dir():
-        raise LeakbenchError(f"--out: {out.parent} is no folder")
+    if out is not None:
+        require_writable(out)
     plan = plan_of(SUITE, "quick", None, None, None)
     path = out or Path(tempfile.mkdtemp(prefix="leakbench-")) / "leakbench-demo.png"
     say("one digit, four rows, three attackers: under a minute on two idle cores")
     attack(plan, path, workers_of("cpu", workers))
+
+
+def require_writable(path: Path) -> None:
+    """Refuse before the attacks what the picture cannot be written to after them."""
+    folder = path.absolute().parent
+    reason = ""
+    if not folder.is_dir():
+        reason = f"{path.parent} is no folder"
+    elif path.suffix.lower() != ".png":
+        reason = f"'{path}' does not end in .png, and a PNG is written"
+    elif path.is_dir():
+        reason = f"{path} is a folder"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = f"{path} cannot be written"
+    if reason:
+        raise LeakbenchError(f"--out: {reason}")
 
 
 def attack(plan: Plan, path: Path, workers: int) -> None:
