@@ -52,9 +52,11 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _inert(value: Any) -> Any:
-    """Text that no spreadsheet computes."""
-    formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@")
-    return f"'{value}" if formula else value
+    """Text that no spreadsheet computes; a bare carriage return would end its line."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", " ")
+    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

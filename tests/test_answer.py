@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
 import math
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import leakbench as lb
 from leakbench import manifest
 from leakbench.commands.report import content_of, existing_run
 from leakbench.errors import LeakbenchError
 from leakbench.report import outcome_figures, pictures, renderings, strips
-from leakbench.report.answer import Answer, answer
-from leakbench.report.content import Report
+from leakbench.report.answer import Answer, Step, answer
+from leakbench.report.content import DatasetEntry, Note, Report
 from leakbench.report.words import FigureKind
+from leakbench.statistics import Interval
 
 RESULTS = Path(__file__).parent.parent / "results"
 
 
+@functools.cache
+def shipped() -> Report:
+    return content_of(existing_run(RESULTS / "tifs_table3-quick"))
+
+
 @pytest.fixture(scope="module")
 def table3() -> Report:
-    return content_of(existing_run(RESULTS / "tifs_table3-quick"))
+    return shipped()
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +90,14 @@ def test_the_sentences_of_the_shipped_table(said: Answer) -> None:
     digits = said.strips[0]
     leaked, held, missed = digits.sentences
     assert leaked.text.startswith("Recovered: non-private (16 of 16, 0.81 to 1.00); DP-baseline, ")
-    assert "0.06 to who ignores the defense" in leaked.text
+    assert "by an attacker who knows the defense; 0.06 by one who ignores it" in leaked.text
+    assert (
+        "after the place where this attacker reads: DP-baseline, noise on the mean" in leaked.text
+    )
     assert "excludes rates above 0.19" in held.text and "more than 0.00519" in held.text
     assert "No guarantee stands behind DP-dyn[S,sigma], sigma0=6" in held.text
-    assert "AdaClip (printed 0.72, here 0.00 to 1.00; 2 networks only)" in missed.text
+    assert "AdaClip (printed 0.72, here 0.00 in 3 readings and 1.00 in 1 reading; 2 " in missed.text
+    assert "The start image itself passes: mean, raw, mean, clamped." in digits.beside
     faces = said.strips[-1]
     assert not faces.headers and "LEAKBENCH_DATA" in faces.sentences[0].text
 
@@ -139,7 +154,11 @@ def test_a_terminal_is_never_too_narrow(table3: Report, width: int) -> None:
 
 
 def test_shades_show_every_rate_above_nothing() -> None:
-    assert [strips.shade(rate) for rate in (None, 0.0, 0.001, 0.5, 1.0)] == [0, 0, 1, 5, 10]
+    rates = [
+        Step(name="exact", rate=Interval(r, None, None), attacker="") for r in (0, 1e-3, 0.5, 1)
+    ]
+    assert [strips.shade(step) for step in rates] == [0, 1, 5, 10]
+    assert strips.shade(Step(name="ceiling", rate=Interval(1, None, None), attacker="")) == 0
 
 
 # ------------------------------------------------------------------------------ figures
@@ -183,3 +202,81 @@ def test_a_suite_that_attacks_nothing_has_no_such_figure(table3: Report) -> None
     assert answer(empty).strips == ()
     with pytest.raises(LeakbenchError, match="nothing is printed"):
         outcome_figures.draw_printed(empty)
+
+
+EVIL = (
+    "=1+1", "+x", "-x", "@x", "|", "\\|", "</details>", "<script>x</script>", "a\r\nb", "\x1b[2J",
+    "\u202ex", "`", "[x](javascript:x)", '" onload="x', "</script><script>x", "{{ 7 * 7 }}",
+)  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Tags of a page with the names of their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, ...]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs if not name.startswith("data-sort")]  # numbers sort
+        self.found.append((tag, *names))
+
+
+def named(whole: Report, text: str) -> Report:
+    """A small report in which everything that a suite may say is this text."""
+    return dataclasses.replace(
+        whole,
+        cells=tuple(dataclasses.replace(cell, label=text) for cell in whole.cells[:2]),
+        title=text, source=text, question=text, reading_guide=text,
+        datasets={"mnist": DatasetEntry(title=text)}, notes=(Note(text=text, source="suite"),),
+    )  # fmt: skip
+
+
+def bars(text: str) -> list[int]:
+    """Columns of every line of a table."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
+
+
+@functools.cache
+def plain() -> tuple[list[tuple[str, ...]], list[int]]:
+    """What a harmless name gives."""
+    harmless = named(shipped(), "x")
+    return Tags(renderings.to_html(harmless)).found, bars(renderings.to_markdown(harmless))
+
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30) | st.sampled_from(EVIL)
+
+
+@settings(max_examples=20, deadline=None)
+@given(text=NAMES)
+def test_fuzzed_names_break_no_form(text: str) -> None:
+    check_forms(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(text=NAMES)
+def test_many_fuzzed_names_break_no_form(text: str) -> None:
+    check_forms(text)
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_evil_names_break_no_form(text: str) -> None:
+    check_forms(text)
+
+
+def check_forms(text: str) -> None:
+    """HTML has the tags, Markdown the columns that a harmless name gives; no other form runs."""
+    whole = shipped()
+    text = f"x{text}" if not text.strip() else text
+    made, (tags, columns) = named(whole, text), plain()
+    assert Tags(renderings.to_html(made)).found == tags
+    markdown = renderings.to_markdown(made)
+    assert bars(markdown) == columns
+    assert not re.search("<(?!/?details>|/?summary>)[A-Za-z/!?]", markdown)
+    shown = re.sub("\x1b\\[[0-9;]*m", "", renderings.to_terminal(made, width=80, colour=True))
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    for row in csv.reader(io.StringIO(renderings.to_csv(made))):
+        assert not any(re.match(r"\s*[=+@]|\s*-(?![\d.]|$|inf)", cell) for cell in row)

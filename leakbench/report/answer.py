@@ -9,13 +9,14 @@ speak.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from leakbench.report.content import Entry, Report, ReportCell, RuleEntry
 from leakbench.report.verdicts import decisive
-from leakbench.report.words import ceiling_words, compact, rate_words
+from leakbench.report.words import ceiling_words, compact, model_words, rate_words
 from leakbench.statistics import Interval
 
 Kind = Literal["leaked", "named", "held", "unclear", "not reproduced", "not measured"]
@@ -98,6 +99,7 @@ class Strip(Entry):
 
     Attributes:
         headers: name of a step -> its words above the column.
+        setting: what is attacked, in words. legend: what the columns mean.
         beside: what needs no attack: chance level and errors of trivial guesses, in words.
     """
 
@@ -106,6 +108,8 @@ class Strip(Entry):
     sentences: tuple[Sentence, ...]
     headers: dict[str, str]
     rows: tuple[StripRow, ...]
+    setting: str
+    legend: str
     beside: str
 
 
@@ -152,7 +156,9 @@ def _strip(report: Report, dataset: str, title: str, cells: Sequence[ReportCell]
         sentences=tuple(_sentences(rows, of_rows)),
         headers=headers,
         rows=rows,
-        beside=_beside(report, dataset, rows),
+        setting=_setting(report, cells),
+        legend=_legend(report, measures, headers, rows),
+        beside=_beside(report, cells, dataset, rows),
     )
 
 
@@ -328,14 +334,27 @@ def _leaked(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]])
         assert step is not None
         words[row.row] = f"{_of(step, row.trials)}{_to_whom(step)}"
     parts = [Part(text="Recovered: "), *_listed(rows, words), Part(text=".")]
+    late = [row for row in rows if any(_noise_comes_late(cell) for cell in cells[row.row])]
+    if late:
+        parts += [
+            Part(text=" The noise is added only after the place where this attacker reads: "),
+            *_listed(late), Part(text="."),
+        ]  # fmt: skip
     return Sentence(kind="leaked", parts=tuple(parts))
+
+
+def _noise_comes_late(cell: ReportCell) -> bool:
+    """Whether single examples are seen, and the noise is on what is made of many."""
+    return cell.example_view and cell.convention in ("sum", "mean")
 
 
 def _to_whom(step: Step) -> str:
     """Which attacker, where it matters; how little those get who ignore the defense."""
+    who = f", {step.attacker}" if " " in step.attacker else ""
     if step.naive is not None and step.naive < (step.rate.value or 0.0):
-        return f"; {rate_words(step.naive)} to who ignores the defense"
-    return f", {step.attacker}" if " " in step.attacker else ""
+        ignorant = rate_words(step.naive)
+        return f"{who}, by an attacker who knows the defense; {ignorant} by one who ignores it"
+    return who
 
 
 def _named(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -> Sentence:
@@ -423,8 +442,7 @@ def _not_reproduced(cells: Sequence[tuple[str, ReportCell]]) -> Sentence:
     parts = [Part(text="Printed success rates that did not come out: ")]
     for number, (row, cell) in enumerate(cells[:_SHOWN]):
         assert cell.verdict is not None and cell.printed is not None
-        values = sorted({cell.asr[name].value or 0.0 for name in cell.verdict.asr})
-        ours = " to ".join(rate_words(value) for value in dict.fromkeys((values[0], values[-1])))
+        ours = _by_reading([cell.asr[name].value or 0.0 for name in cell.verdict.asr])
         parts += [
             Part(text="; " if number else ""),
             Part(text=cell.label, row=row),
@@ -434,6 +452,15 @@ def _not_reproduced(cells: Sequence[tuple[str, ReportCell]]) -> Sentence:
         parts.append(Part(text=f" and {len(cells) - _SHOWN} more"))
     parts.append(Part(text="."))
     return Sentence(kind="not reproduced", parts=tuple(part for part in parts if part.text))
+
+
+def _by_reading(rates: Sequence[float]) -> str:
+    """Each rate with the number of readings that give it."""
+    counts = Counter(map(rate_words, rates))
+    if len(counts) == 1:
+        return next(iter(counts))
+    of = [f"{rate} in {n} reading{'s' * (n > 1)}" for rate, n in sorted(counts.items())]
+    return f"{', '.join(of[:-1])} and {of[-1]}"
 
 
 def _why(cell: ReportCell) -> str:
@@ -446,8 +473,40 @@ def _why(cell: ReportCell) -> str:
     return f"; {', '.join(reasons)}" if reasons else ""
 
 
-def _beside(report: Report, dataset: str, rows: Sequence[StripRow]) -> str:
-    """Chance, and errors of what needs no gradient."""
+def _setting(report: Report, cells: Sequence[ReportCell]) -> str:
+    """What is attacked, and how often."""
+    networks = ", ".join(dict.fromkeys(map(model_words, cells)))
+    places = ", ".join(dict.fromkeys(cell.leak for cell in cells))
+    attacks = ", ".join(dict.fromkeys(cell.attack for cell in cells))
+    return (
+        f"{attacks} on {networks}, gradients read at {places}; {report.networks} "
+        f"network{'s' * (report.networks > 1)} x {report.victims} victims, of each row the worst "
+        "attacker."
+    )
+
+
+def _legend(
+    report: Report, measures: Mapping[str, Sequence[RuleEntry]], headers: Mapping[str, str],
+    rows: Sequence[StripRow],
+) -> str:  # fmt: skip
+    """What each column counts."""
+    chance = max((row.chance for row in rows if row.chance), default=None)
+    among = f" of {round(1 / chance):,}" if chance else ""
+    words = {
+        "exact": ", ".join(rule.condition for rule in measures["exact"]),
+        "named": f"the nearest{among} candidates to the reconstruction is the victim",
+        "matched": "who is given the candidates picks the victim by comparing gradients",
+        "paper": ", ".join(rule.label for rule in measures["paper"]),
+        "ceiling": "what no attack can exceed in naming, by the guarantee at this place",
+    }
+    shown = [f"{headers[name].split(',')[0]}: {words[name]}" for name in headers]
+    return f"{'; '.join(shown)}. Intervals are 95 %, over networks, then victims." if shown else ""
+
+
+def _beside(
+    report: Report, cells: Sequence[ReportCell], dataset: str, rows: Sequence[StripRow]
+) -> str:
+    """Chance, errors of what needs no gradient, and the rules that a start image passes."""
     chances = sorted({row.chance for row in rows if row.chance is not None})
     parts = [f"guessing names {compact(chances[-1])} of the victims"] if chances else []
     baselines = report.baselines[dataset]
@@ -461,4 +520,12 @@ def _beside(report: Report, dataset: str, rows: Sequence[StripRow]) -> str:
         )
         if value is not None
     ]
-    return f"Without any gradient: {', '.join(parts)}." if parts else ""
+    text = f"Without any gradient: {', '.join(parts)}." if parts else ""
+    measured = [cell for cell in cells if cell.networks]
+    passed = [
+        rule.label for rule in report.rules
+        if measured and all(rule.name in cell.start_passes for cell in measured)
+    ]  # fmt: skip
+    if passed:
+        text += f" The start image itself passes: {', '.join(passed)}."
+    return text.strip()

@@ -65,8 +65,8 @@ def to_markdown(report: Report) -> str:
         parts += [f"## {_text(strip.title)}"]
         parts.append(_bullets(_text(sentence.text) for sentence in strip.sentences))
         if any(row.steps for row in strip.rows):
-            parts.append(markdown_table(strip_table(strip)))
-        parts.append(_text(strip.beside))
+            parts += [markdown_table(strip_table(strip)), _text(strip.beside)]
+            parts += [_text(strip.setting), _text(strip.legend)]
     parts += ["## All of it", *map(_text, document.lead), _bullets(map(_text, document.guide))]
     for section in document.sections:
         parts += [f"### {_text(section.title)}", *map(_text, section.above)]
@@ -88,8 +88,8 @@ def to_terminal(report: Report, *, width: int, colour: bool) -> str:
 
 
 def _text(text: str) -> str:
-    """Text in Markdown: one line, without tags of HTML."""
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
+    """Text in Markdown: one line, without tags of HTML and bars of tables."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text)).replace("|", "\\|")
 
 
 def _table(table: Table) -> list[str]:
@@ -166,9 +166,7 @@ def _embedded(png: bytes | None) -> str | None:
 
 def markdown_table(table: Table) -> str:
     """Padded columns; a bar inside a cell would start a new column, so it is escaped."""
-    rows = [
-        [_text(cell).replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)
-    ]
+    rows = [[*map(_text, row)] for row in (table.header, *table.rows)]
     widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(table.header))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

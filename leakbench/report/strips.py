@@ -25,9 +25,18 @@ _WHITE_FROM = 6
 _NAMES = 24  # columns of a terminal that names of methods need at least
 
 
-def shade(rate: float | None) -> int:
-    """0 without a rate or at 0, else 1 to `SHADES`: every rate above 0 can be seen."""
-    return 0 if not rate else min(SHADES, max(1, round(rate * SHADES)))
+def shade(step: Step) -> int:
+    """0 for a rate of 0 and a ceiling, which no attack reached, else 1 to `SHADES`: every rate
+    above 0 can be seen."""
+    rate = step.rate.value
+    if not rate or step.name == "ceiling":
+        return 0
+    return min(SHADES, max(1, round(rate * SHADES)))
+
+
+def absent_words(name: str, row: StripRow) -> str:
+    """What stands where there is no such rate."""
+    return "no guarantee" if name == "ceiling" and row.steps else DASH
 
 
 def step_words(step: Step) -> str:
@@ -35,7 +44,7 @@ def step_words(step: Step) -> str:
     if step.name == "ceiling":
         return ceiling_words(step.rate.value)
     if step.highest is not None:
-        return f"{rate_words(step.rate.value)} to {rate_words(step.highest)}"
+        return f"{rate_words(step.rate.value)} ... {rate_words(step.highest)}"
     return rate_words(step.rate.value)
 
 
@@ -96,7 +105,7 @@ def strip_table(strip: Strip) -> Table:
 def _cell(row: StripRow, name: str) -> str:
     step = row.step(name)
     if step is None:
-        return DASH
+        return absent_words(name, row)
     return f"{step_words(step)} {interval_of(step)}".rstrip()
 
 
@@ -119,8 +128,12 @@ def to_terminal(title: str, answer: Answer, *, width: int, colour: bool) -> str:
             console.print(Text(f"- {printable(sentence.text)}"))
         if any(row.steps for row in strip.rows):
             console.print(_shaded(strip, console.width))
-        if strip.beside:
-            console.print(Text(printable(strip.beside), style="dim"))
+            for text in filter(None, (strip.beside, strip.setting)):
+                console.print(Text(printable(text), style="dim"))
+    legend = next((strip.legend for strip in answer.strips if strip.legend), "")
+    if legend:
+        console.print()
+        console.print(Text(printable(legend), style="dim"))
     lines = buffer.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -141,9 +154,9 @@ def _shades(row: StripRow, strip: Strip, ends: bool) -> Iterator[Text]:
     for name in strip.headers:
         step = row.step(name)
         if step is None:
-            yield Text(DASH)
+            yield Text(f" {absent_words(name, row)} ")
             continue
-        number = shade(step.rate.value)
+        number = shade(step)
         front = "white" if number > _WHITE_FROM else "black"
         style = f"{front} on {_COLOURS[number - 1]}" if number else ""
         text = Text(f" {step_words(step)} ", style=style, no_wrap=True)
