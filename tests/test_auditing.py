@@ -172,11 +172,105 @@ def test_epsilon_is_that_of_the_engines_own_accountant(model: nn.Module, data: D
     assert not report.contradicted
 
 
-def test_what_cannot_be_audited_is_said(model: nn.Module, data: Data) -> None:
-    with pytest.raises(LeakbenchError, match="is no mechanism"):
-        lb.audit(model, data, 3)
-    with pytest.raises(LeakbenchError, match="the data are empty"):
-        lb.audit(model, [], lb.DPConfig(**CONFIG))
-    with pytest.raises(LeakbenchError, match="guessing alone names 1 of 40"):
-        lb.audit(model, data, lb.DPConfig(**CONFIG), target=lb.Target(identified=0.01))
-    assert math.isinf(lb.DPConfig(**CONFIG | {"clip": math.inf, "noise_multiplier": 0.0}).bound)
+def no_noise(gradients: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: value.sum(dim=0).tolist() for name, value in gradients.items()}
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no mechanism": (lambda m, x, y: lb.audit(m, (x, y), 3), "3 is no mechanism; allowed: a DP"),
+    "nothing": (lambda m, x, y: lb.audit(m, (x, y), None), "config is None"),
+    "two": (lambda m, x, y: lb.audit(m, (x, y), no_noise, mechanism=no_noise), "be a DPConfig"),
+    "no clip": (
+        lambda m, x, y: lb.audit(m, (x, y), config(clip=math.inf, noise_multiplier=0.0)),
+        "clip must be positive and finite",
+    ),
+    "empty": (lambda m, x, y: lb.audit(m, [], config()), "the data are empty"),
+    "no data": (lambda m, x, y: lb.audit(m, None, config()), "data are NoneType; allowed"),
+    "inputs alone": (lambda m, x, y: lb.audit(m, x, config()), r"pairs \(inputs, labels\)"),
+    "ragged": (
+        lambda m, x, y: lb.audit(m, [(x, y), (x[..., :3], y)], config()),
+        r"inputs of one shape are needed, got \(1, 7, 3\) and \(1, 7, 7\)",
+    ),
+    "shape": (lambda m, x, y: lb.audit(m, (x[..., :3], y), config()), r"shape \(1, 7, 3\) fail"),
+    "labels": (lambda m, x, y: lb.audit(m, (x, y[:9]), config()), r"shape \(40,\).*got \(9,\)"),
+    "classes": (lambda m, x, y: lb.audit(m, (x, y + 5), config()), "from 5 to 14; allowed"),
+    "fractions": (lambda m, x, y: lb.audit(m, (x, y + 0.5), config()), "labels hold fractions"),
+    "bytes": (lambda m, x, y: lb.audit(m, (x.byte(), y), config()), "inputs are torch.uint8"),
+    "nan": (lambda m, x, y: lb.audit(m, (x * math.nan, y), config()), "nan or infinity"),
+    "no model": (lambda m, x, y: lb.audit(None, (x, y), config()), "give `weights`"),
+    "frozen": (
+        lambda m, x, y: lb.audit(m.requires_grad_(False), (x, y), config()),
+        "no parameter has requires_grad",
+    ),
+    "weights": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), trained={}),
+        r"trained\['1.weight'\] must have shape \(8, 49\)",
+    ),
+    "attack": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), attacks=["cplx"]), "unknown attack 'cplx'"
+    ),
+    "claim": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), claim={"epsilon": 8}), "claim is dict"
+    ),
+    "seconds": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), attack_seconds=-1), "attack_seconds must be"
+    ),
+    "guessing": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), target=lb.Target(identified=0.01)),
+        "guessing alone names 1 of 40",
+    ),
+    "release": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), mechanism=no_noise, attacks=()),
+        "the release of '1.weight' is list; allowed: a tensor",
+    ),
+}  # fmt: skip
+
+
+def config(**changed: Any) -> lb.DPConfig:
+    return lb.DPConfig(**CONFIG | changed)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_audited_is_said(case: str, model: nn.Module, data: Data) -> None:
+    asked, said = REFUSED[case]
+    with pytest.raises(LeakbenchError, match=said) as caught:
+        asked(model, *data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "observer", "level"),
+    [
+        ({"noise_multiplier": 0.0}, "server", "none"),
+        ({"batch_size": 1}, "server", "instance"),
+        ({"batch_size": 80}, "model", "instance"),
+        ({"steps": 0}, "model", "none"),
+        (
+            {"unit": "client", "noise_on": "update", "sampling": "none", "clients": 5,
+             "clients_a_round": 5},
+            "type1", "client",
+        ),
+    ],
+)  # fmt: skip
+def test_unusual_configurations_are_audited(
+    given: dict[str, Any], observer: str, level: str, model: nn.Module, data: Data
+) -> None:
+    report = lb.audit(
+        model.bfloat16(), data, config(**given), trials=100, victims=2, attacks=["candidates"]
+    )
+    assert {one.observer: one.level for one in report.observers}[observer] == level
+    assert any("bfloat16" in line for line in report.warnings)
+    assert AuditReport.from_json(report.to_json()) == without_pictures(report)
+
+
+def test_one_logit_with_labels_as_a_column_of_floats(data: Data) -> None:
+    x, y = data
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(49, 1))
+    report = lb.audit(
+        model, (x, (y > 4).float()[:, None]), config(), loss="bce", trials=100, victims=2,
+        attacks=["candidates"],
+    )  # fmt: skip
+    seen = {one.observer: one for one in report.observers}
+    assert seen["type2"].panel[0].matched is not None
+    assert seen["type2"].panel[0].matched.count == 2

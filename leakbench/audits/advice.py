@@ -46,6 +46,19 @@ class Target:
         if self.observer not in ("model", "server"):
             raise LeakbenchError(f"target: observer must be model or server, got {self.observer!r}")
 
+    def require_above_guessing(self, candidates: int) -> None:
+        """Refuse a share that who guesses among so many candidates has already.
+
+        Raises:
+            LeakbenchError: naming the least share.
+        """
+        prior = 1 / candidates
+        if self.identified is not None and self.identified <= prior and candidates > 1:
+            raise LeakbenchError(
+                f"target: guessing alone names 1 of {candidates}; identified must be above "
+                f"{prior:.4g}"
+            )
+
     def words(self, candidates: int) -> str:
         """As a part of a sentence."""
         parts = []
@@ -65,11 +78,8 @@ def advise(config: DPConfig, target: Target, candidates: int) -> tuple[Advice, .
     """
     if config.mechanism or (config.noise_on == "example" and config.sampling == "poisson"):
         return ()
+    target.require_above_guessing(candidates)
     prior = 1 / candidates
-    if target.identified is not None and target.identified <= prior:
-        raise LeakbenchError(
-            f"target: guessing alone names 1 of {candidates}; identified must be above {prior:.4g}"
-        )
 
     def meets(changed: DPConfig) -> bool:
         events = _seen(changed, target)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from leakbench import api
+from leakbench import api, attacking
 from leakbench.attacking import Answer
 from leakbench.audits.findings import PanelFinding, Pictures, Rate
 from leakbench.audits.observing import Promise
@@ -44,15 +44,22 @@ Attacks = Literal["by size"] | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
 def chosen(attacks: Attacks, weights: Weights) -> dict[str, dict[str, Any]]:
-    """Attacks by name with their parameters; "by size" of the network: `SMALL` or `LARGE`."""
+    """Attacks by name with their parameters; "by size" of the network: `SMALL` or `LARGE`.
+
+    Raises:
+        LeakbenchError: an unknown name or parameter.
+    """
     if attacks == "by size":
         count = sum(value.numel() for value in weights.values())
         attacks = SMALL if count <= _LARGE else LARGE
     if isinstance(attacks, str):
         attacks = [attacks]
-    if isinstance(attacks, Mapping):
-        return {name: dict(own) for name, own in attacks.items()}
-    return {name: dict(SMALL.get(name, {})) for name in attacks}
+    if not isinstance(attacks, Mapping):
+        attacks = {name: SMALL.get(name, {}) for name in attacks}
+    named = {name: dict(own) for name, own in attacks.items()}
+    if named:
+        attacking.made(named, {})  # says which name or parameter is unknown
+    return named
 
 
 def views(config: DPConfig, promises: Sequence[Promise]) -> dict[str, tuple[str, DPConfig]]:

@@ -40,6 +40,7 @@ from leakbench.audits.trying import Tried, train_briefly
 from leakbench.contracts import Model, Weights
 from leakbench.dp_config import DPConfig
 from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.parameters import require_in
 from leakbench.spec import Observer
 from leakbench.user_models import UserModel, read_module
 
@@ -102,14 +103,23 @@ def audit(
     begun = time.perf_counter()
     require_at_least("audit", 1, victims=victims)
     require_at_least("audit", 2, candidates=candidates)
+    require_in("audit", "(0, inf)", attack_seconds=attack_seconds)
+    require_in("audit", "[0, inf)", train_seconds=train_seconds)
+    if claim is not None and not isinstance(claim, Claim):
+        raise LeakbenchError(f"audit: claim is {type(claim).__name__}; allowed: a Claim")
     settings, code = _mechanism(config, mechanism)
     trained_on = 0 if settings is None or not train_seconds else settings.examples
     inputs, labels = _examples(data, max(candidates, victims, trained_on))
     user = _user(model, loss, weights, inputs)
+    if trained is not None:
+        _require_alike("trained", trained, user.weights)
+    _require_labels(labels, user.outputs)
+    named = attacked.chosen(attacks, user.weights)
     box = _box(code, user.weights)
     count = min(candidates, len(inputs))
     if target is None:
         target = Target(identified=min(1.0, max(0.01, _BY_GUESSING / count)))
+    target.require_above_guessing(count)
     not_tried = list(_limits(settings, count, candidates))
     warnings = list(user.notes)
     if settings is None:
@@ -140,7 +150,7 @@ def audit(
         not_tried += notes
     ended = trained if trained is not None else None if first is None else first.weights
     panels, missing = _panels(
-        model, user, settings, promised, ended, (inputs, labels), count, victims, attacks,
+        model, user, settings, promised, ended, (inputs, labels), count, victims, named,
         loss=loss, seconds=attack_seconds, input_range=input_range, seed=seed, progress=progress,
     )  # fmt: skip
     not_tried += missing
@@ -198,20 +208,44 @@ def _box(code: object | None, weights: Weights) -> Mechanism | None:
 
 
 def _examples(data: Data, most: int) -> tuple[Tensor, Tensor]:
-    """The first `most` inputs and labels."""
+    """The first `most` inputs, and labels (n,) as whole numbers."""
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
-        inputs, labels = data
-        return torch.as_tensor(inputs)[:most], torch.as_tensor(labels)[:most]
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for x, y in _batches(data):
-        xs.append(x)
-        ys.append(y)
-        if sum(map(len, ys)) >= most:
-            break
-    if not xs:
+        xs, ys = [data[0]], [torch.as_tensor(data[1])]
+    else:
+        if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+            raise LeakbenchError(
+                f"audit: data are {type(data).__name__}; allowed: (inputs, labels), a loader, or a "
+                "data set"
+            )
+        xs, ys = [], []
+        for x, y in _batches(data):
+            xs.append(x)
+            ys.append(y)
+            if sum(map(len, ys)) >= most:
+                break
+    if not sum(map(len, xs)):
         raise LeakbenchError("audit: the data are empty")
-    return torch.cat(xs)[:most], torch.cat(ys)[:most]
+    if len(kinds := {tuple(x.shape[1:]) for x in xs}) > 1:
+        shapes = " and ".join(map(str, sorted(kinds)))
+        raise LeakbenchError(f"audit: inputs of one shape are needed, got {shapes}")
+    inputs, labels = torch.cat(xs)[:most].detach(), torch.cat(ys)[:most].detach()
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.shape != (len(inputs),):
+        raise LeakbenchError(
+            f"audit: labels must have shape ({len(inputs)},), one for each input, got "
+            f"{tuple(labels.shape)}"
+        )
+    if not inputs.is_floating_point():
+        raise LeakbenchError(
+            f"audit: inputs are {inputs.dtype}; allowed: floating point, scaled as the model sees "
+            "them"
+        )
+    if not bool(inputs.isfinite().all()):
+        raise LeakbenchError("audit: inputs hold nan or infinity")
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise LeakbenchError("audit: labels hold fractions; allowed: numbers of classes, from 0 on")
+    return inputs, labels.to(torch.int64)
 
 
 def _batches(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -235,10 +269,32 @@ def _user(
 ) -> UserModel:
     if isinstance(model, nn.Module):
         found = read_module(model, loss=loss, inputs=inputs)
-        return found if weights is None else dataclasses.replace(found, weights=dict(weights))
+        if weights is None:
+            return found
+        _require_alike("weights", weights, found.weights)
+        return dataclasses.replace(found, weights=dict(weights))
     if weights is None:
         raise LeakbenchError("audit: a Model holds no weights; give `weights`, or an nn.Module")
     return UserModel(model=model, weights=dict(weights))
+
+
+def _require_labels(labels: Tensor, outputs: int | None) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    classes = high + 1 if outputs is None else max(outputs, 2)
+    if low < 0 or high >= classes:
+        raise LeakbenchError(
+            f"audit: labels are from {low} to {high}; allowed with {classes} classes: 0 to "
+            f"{classes - 1}"
+        )
+
+
+def _require_alike(what: str, given: Weights, own: Weights) -> None:
+    for name in dict.fromkeys((*own, *given)):
+        shapes = [tuple(held[name].shape) if name in held else None for held in (own, given)]
+        if shapes[0] != shapes[1]:
+            raise LeakbenchError(
+                f"audit: {what}['{name}'] must have shape {shapes[0]}, got {shapes[1]}"
+            )
 
 
 # ---------------------------------------------------------------------------- measured
@@ -311,11 +367,11 @@ def _decisive(found: Mapping[Observer, MeasuredFinding]) -> MeasuredFinding | No
 def _panels(
     model: nn.Module | Model, user: UserModel, config: DPConfig,
     promised: Sequence[observing.Promise], ended: Weights | None, data: tuple[Tensor, Tensor],
-    count: int, victims: int, attacks: Attacks, *, loss: str | nn.Module, seconds: float,
+    count: int, victims: int, named: Mapping[str, Mapping[str, Any]], *,
+    loss: str | nn.Module, seconds: float,
     input_range: tuple[float, float] | None, seed: int, progress: Callable[[str], None],
 ) -> tuple[dict[str, tuple[PanelFinding, ...]], list[str]]:  # fmt: skip
     """Observer -> what attackers got, and what did not run."""
-    named = attacked.chosen(attacks, user.weights)
     if not named:
         return {}, ["Attacks: none was asked for."]
     inputs, labels = data

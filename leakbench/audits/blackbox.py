@@ -360,6 +360,10 @@ def _released(
     flat = []
     for name, shape in shapes.items():
         release = found[name]
+        if not isinstance(release, Tensor):
+            raise LeakbenchError(
+                f"audit: the release of '{name}' is {type(release).__name__}; allowed: a tensor"
+            )
         if release.ndim == len(shape) + 1 and len(release) == len(gradients[name]):
             release = release[0]
         if release.shape != shape:
