@@ -184,7 +184,7 @@ def tap(
             and scaling, and a virtual step of a batch in parts is no step.
         model: that it trains: its inputs are recorded too, when it runs in training mode.
         criterion: the loss as a module, called with outputs and labels: labels are recorded.
-        steps: which to record, from 0 on; None: 0, 1, 2, 4, 8 and so on, a dozen in 1,000.
+        steps: which to record, from 0 on; None: 0, 1, 2, 4, 8 and so on, eleven in 1,000.
 
     Raises:
         LeakbenchError: what has no steps to attach to.

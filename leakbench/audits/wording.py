@@ -256,7 +256,9 @@ def _view(found: ObserverFinding, report: AuditReport, thing: str) -> View:
             for one in attacks
         ),
         notes=tuple(dict.fromkeys(one.note for one in attacks if one.note)),
-        galleries=tuple(_gallery(best[key], thing) for key in NETWORKS if key in best),
+        galleries=tuple(
+            filter(None, (_gallery(best[key], thing) for key in NETWORKS if key in best))
+        ),
     )  # fmt: skip
 
 
