@@ -139,7 +139,7 @@ class Compared:
 
     def _rows(self, flips: Sequence[Flip]) -> Iterator[Any]:
         from leakbench.report.drawing import Picture, Row
-        from leakbench.report.gallery import shown
+        from leakbench.report.shots import shown
         from leakbench.report.victims import Shelf
 
         shelves = [Shelf(run.store, []) for run in self.runs]
@@ -367,7 +367,7 @@ def number(value: float | None) -> str:
 
 def _picture(shelf: Any, record: Record, success: bool) -> Picture:
     from leakbench.report.drawing import Picture
-    from leakbench.report.gallery import shown, under
+    from leakbench.report.shots import shown, under
 
     if record["status"] not in JUDGED:
         return Picture(image=None, caption=str(record["status"]))

@@ -106,7 +106,7 @@ class AttackResult:
             most: rows that are shown, from the first victim on.
         """
         from leakbench.report.drawing import Column, Picture, Row, blocks_of, sheet_of
-        from leakbench.report.gallery import shown
+        from leakbench.report.shots import shown
 
         require_at_least("show", 1, most=most)
         scale = _Scale.of(self.leak)
@@ -339,7 +339,7 @@ def _arrays(images: Tensor) -> Sequence[Any]:
 
 def _picture(record: Mapping[str, Any], image: Tensor | None) -> Picture:
     from leakbench.report.drawing import Picture
-    from leakbench.report.gallery import shown, under
+    from leakbench.report.shots import shown, under
 
     if image is None:
         return Picture(image=None, caption=str(record["status"]))

@@ -71,6 +71,17 @@ def gallery(
         int | None,
         typer.Option(min=1, help="Methods side by side; else as many as fit on a page."),
     ] = None,
+    beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside",
+            help="Beside each: the difference, the wrong candidate that it names, the best step.",
+        ),
+    ] = False,
+    single: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write every picture into this folder as well."),
+    ] = None,
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     numbers = _numbers(ids, pick)
@@ -80,12 +91,18 @@ def gallery(
 
     known = manifest.read(store)
     chosen = pick or (Pick.quantiles if ids is None else Pick.ids)
-    look = drawing.Look(pick=chosen, ids=numbers, columns=columns)
+    look = drawing.Look(pick=chosen, ids=numbers, columns=columns, beside=beside)
     path = out if out is not None else store.folder / "gallery.png"
-    warnings = drawing.draw(store, known.plan, known.cells, path, look)
+    warnings: list[str] = []
+    found = drawing.sections(store, known.plan, known.cells, look, warnings)
+    drawing.write(drawing.figure_of(found, known.plan, look), path)
     for warning in warnings:
         say(warning)
     say(f"gallery: {path}")
+    if single is not None:
+        from leakbench.report.singles import write_all
+
+        say(f"{write_all(found, single)} pictures: {single}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
         write(html, _render(store, content_of(store), Format.html))

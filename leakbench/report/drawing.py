@@ -329,6 +329,7 @@ def _words(text: str, width: int, size: float, weight: str) -> Iterator[str]:
         yield word
 
 
+@lru_cache(maxsize=4096)
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """Pixels that a line takes."""
     font = FontProperties(size=size, weight=weight)

@@ -7,21 +7,16 @@ run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
-from leakbench.metrics.pixels import squared_error, structural_similarity
-from leakbench.records import Record, Run
+from leakbench.records import Run
 from leakbench.report.drawing import (
     Block,
     Column,
-    Image,
     Picture,
     Row,
     Sheet,
@@ -29,13 +24,26 @@ from leakbench.report.drawing import (
     sheet_of,
 )
 from leakbench.report.measured import LabelledRule, rules_of
+from leakbench.report.shots import (
+    Candidates,
+    best_step,
+    difference,
+    measured,
+    returned,
+    shown,
+)
 from leakbench.report.victims import Chosen, Shelf, Victim, check_ids, choose
-from leakbench.report.words import Pick, compact
-from leakbench.spec import JUDGED, Plan
+from leakbench.report.words import Pick
+from leakbench.spec import Plan
 
-ORIGINAL = "original"
 NO_GRADIENT = "needs no gradient"
-BASELINES = ("start image", "mean image")
+ORIGINAL, START, MEAN = "original", "start image", "mean image"
+RETURNED, DIFFERENCE, NEAREST, BEST_STEP = (
+    "returned", "difference", "nearest candidate", "best step: oracle",
+)  # fmt: skip
+
+
+SNAPSHOTS = ("snapshots", "snapshot_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +53,14 @@ class Look:
     Attributes:
         pick: which victims. ids: their numbers, where `pick` is ids.
         columns: methods side by side, 1 or more; None: as many as fit on a page.
+        beside: beside what each attacker returned its difference from the original, the wrong
+            candidate that is nearest to it, and the best step that the run kept.
     """
 
     pick: Pick = Pick.quantiles
     ids: tuple[int, ...] = ()
     columns: int | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +92,20 @@ def draw(
             drawn; `path` cannot be written.
     """
     figure, warnings = sheet(run, plan, planned, look)
+    write(figure, path)
+    return warnings
+
+
+def write(figure: Sheet, path: Path) -> None:
+    """Write a gallery as PNG.
+
+    Raises:
+        LeakbenchError: `path` cannot be written.
+    """
     try:
         path.write_bytes(figure.png())
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot write: {error.strerror or error}") from None
-    return warnings
 
 
 def sheet(
@@ -100,7 +120,16 @@ def sheet(
     look = look or Look()
     warnings: list[str] = []
     found = sections(run, plan, planned, look, warnings)
-    return sheet_of(blocks(found, look), legend(plan, look)), warnings
+    return figure_of(found, plan, look), warnings
+
+
+def figure_of(found: Sequence[Section], plan: Plan, look: Look) -> Sheet:
+    """The pictures of these sections, with a legend.
+
+    Raises:
+        LeakbenchError: more than can be drawn.
+    """
+    return sheet_of(blocks(found, look), legend(plan, look))
 
 
 def sections(
@@ -121,10 +150,14 @@ def sections(
     found = []
     for name in dict.fromkeys(each.cell.dataset for each in planned):
         cells = [each for each in planned if each.cell.dataset == name]
-        shelf = Shelf(run, warnings)  # of one data set: files are large
+        # Of one data set: files are large.
+        shelf = Shelf(run, warnings, SNAPSHOTS if look.beside else ())
         chosen = choose(plan, cells, records, look.pick, look.ids, shelf)
-        columns = columns_of(plan)
-        rows = [_pictures(victim, columns, rule, shelf) for victim in chosen.victims]
+        candidates = None
+        if look.beside and chosen.victims:
+            candidates = Candidates(cells[0].cell, cells[0].data, shelf)
+        columns = columns_of(plan, beside=look.beside)
+        rows = [_row(victim, columns, rule, shelf, candidates) for victim in chosen.victims]
         kept = [
             index
             for index in range(len(columns))
@@ -140,18 +173,26 @@ def sections(
     return found
 
 
-def columns_of(plan: Plan) -> list[Column]:
-    """Original, start and mean image, then a column for every row and attacker of the suite."""
+def columns_of(plan: Plan, *, beside: bool = False) -> list[Column]:
+    """Original, start and mean image, then a column for every row and attacker of the suite.
+
+    beside: several for each, see `Look`.
+    """
     pairs = dict.fromkeys((c.row, c.label, c.knowledge) for c in plan.cells)
     order = {row: number for number, row in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
-    return [
+    columns = [
         Column(head="", detail=ORIGINAL),
-        *(Column(head=NO_GRADIENT, detail=name) for name in BASELINES),
-        *(
-            Column(head=label, detail=knowledge, row=row, knowledge=knowledge)
-            for row, label, knowledge in sorted(pairs, key=lambda pair: order[pair[0]])
-        ),
+        *(Column(head=NO_GRADIENT, detail=name) for name in (START, MEAN)),
     ]
+    for row, label, knowledge in sorted(pairs, key=lambda pair: order[pair[0]]):
+        if beside:
+            columns += [
+                Column(head=f"{label}, {knowledge}", detail=name, row=row, knowledge=knowledge)
+                for name in (RETURNED, DIFFERENCE, NEAREST, BEST_STEP)
+            ]
+        else:
+            columns.append(Column(head=label, detail=knowledge, row=row, knowledge=knowledge))
+    return columns
 
 
 def frame_rule(plan: Plan) -> LabelledRule | None:
@@ -162,59 +203,33 @@ def frame_rule(plan: Plan) -> LabelledRule | None:
 # ------------------------------------------------------------------------------ pictures
 
 
-def shown(image: Image | None) -> Image | None:
-    """An image as it is; a row of a table as gray fields, line by line, the rest of them white."""
-    if image is None or image.ndim == 3:
-        return image
-    side = math.ceil(math.sqrt(image.size))
-    fields = np.ones(side * math.ceil(image.size / side), dtype=np.float32)
-    fields[: image.size] = image.ravel()
-    return fields.reshape(1, -1, side)
-
-
-def under(mse: float, ssim: float | None) -> str:
-    """What stands under a picture: raw MSE / SSIM."""
-    known = "-" if ssim is None or math.isnan(ssim) else f"{round(ssim, 2) + 0.0:.2f}"
-    return f"{compact(mse)} / {known}"
-
-
-def _pictures(
-    victim: Victim, columns: Sequence[Column], rule: LabelledRule | None, shelf: Shelf
+def _row(
+    victim: Victim,
+    columns: Sequence[Column],
+    rule: LabelledRule | None,
+    shelf: Shelf,
+    candidates: Candidates | None,
 ) -> tuple[Picture, ...]:
-    original = victim.original
-    fixed = {
-        ORIGINAL: Picture(image=shown(original.image), caption="MSE / SSIM"),
-        "start image": _compared(shelf.picture(victim.record, "start"), original.image),
-        "mean image": _compared(original.mean, original.image),
-    }
-    return tuple(
-        fixed[column.detail]
-        if column.row is None or column.knowledge is None
-        else _reconstruction(victim.alike.get((column.row, column.knowledge)), rule, shelf)
-        for column in columns
-    )
-
-
-def _compared(image: Image | None, truth: Image) -> Picture:
-    """A picture that no attack made, measured like the others."""
-    if image is None or image.shape != truth.shape:
-        return Picture(image=None, caption="")
-    similarity = structural_similarity(image, truth) if image.ndim == 3 else None
-    caption = under(squared_error(image, truth), similarity)
-    return Picture(image=shown(image), caption=caption, apart=True)
-
-
-def _reconstruction(record: Record | None, rule: LabelledRule | None, shelf: Shelf) -> Picture:
-    if record is None:
-        return Picture(image=None, caption="")
-    if record["status"] not in JUDGED:
-        return Picture(image=None, caption=str(record["status"]))
-    mse = math.inf if record["mse_raw"] is None else record["mse_raw"]
-    return Picture(
-        image=shown(shelf.picture(record, "inputs")),
-        caption=under(mse, record["ssim"]),
-        success=rule is not None and rule.met(record),
-    )
+    truth = victim.original.image
+    made = []
+    for column in columns:
+        if column.row is not None and column.knowledge is not None:
+            record = victim.alike.get((column.row, column.knowledge))
+            if column.detail == DIFFERENCE:
+                made.append(difference(record, truth, shelf))
+            elif column.detail == BEST_STEP:
+                made.append(best_step(record, truth, shelf))
+            elif column.detail == NEAREST and candidates is not None:
+                made.append(candidates.nearest(record, victim))
+            else:
+                made.append(returned(record, rule, shelf))
+        elif column.detail == ORIGINAL:
+            made.append(Picture(image=shown(truth), caption="MSE / SSIM"))
+        elif column.detail == START:
+            made.append(measured(shelf.picture(victim.record, "start"), truth))
+        else:
+            made.append(measured(victim.original.mean, truth))
+    return tuple(made)
 
 
 # ------------------------------------------------------------------------------ the sheet
@@ -251,9 +266,18 @@ def legend(plan: Plan, look: Look) -> list[str]:
         frame,
         "Broken frame: not what an attacker returned.",
         "Under each picture: raw MSE / SSIM. Pictures are clamped to [0, 1].",
+        *(BESIDE if look.beside else ()),
         "'-': no result. Methods without any result on a data set are left out there.",
         _picked(plan, look),
     ]
+
+
+BESIDE = (
+    "Difference: absolute, of the original and what was returned, clamped; black is none, white 1.",
+    "Nearest candidate: who is named by what was returned, shown where it is the wrong one.",
+    "Best step: of those that the run kept, the one nearest to the original, which only who has "
+    "the original can choose.",
+)
 
 
 def _picked(plan: Plan, look: Look) -> str:
@@ -263,9 +287,9 @@ def _picked(plan: Plan, look: Look) -> str:
     gallery = plan.gallery
     reference = f"{labels.get(gallery.row, gallery.row)}, {gallery.knowledge}"
     which = {Pick.best: "the best", Pick.worst: "the worst"}.get(
-        look.pick, "at the stated quantile"
+        look.pick, "at the stated quantile,"
     )
     return (
-        f"Victims: {which} of raw MSE of '{reference}' over all networks, or of the first row with "
+        f"Victims: {which} by raw MSE of '{reference}' over all networks, or of the first row with "
         "a result; the same victim and network in every column."
     )
