@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from leakbench.audits.claims import seen_events
 from leakbench.audits.findings import Advice
@@ -15,6 +16,7 @@ from leakbench.privacy.bisection import least_positive
 from leakbench.privacy.events import PrivacyEvent
 from leakbench.spec import Observer
 
+Count = Literal["batch_size", "steps"]
 _TOLERANCE = 0.01  # of the noise, off to the safe side
 
 
@@ -155,23 +157,22 @@ def _of_noise(
 
 
 def _of_count(
-    config: DPConfig, key: str, now: int, meets: Callable[[DPConfig], bool], asked: str
+    config: DPConfig, key: Count, now: int, meets: Callable[[DPConfig], bool], asked: str
 ) -> Advice:
     """The largest count below `now` that meets the target."""
     name = {"batch_size": "A smaller batch: with", "steps": "A shorter training: with"}[key]
     unit = {"batch_size": "examples", "steps": "steps"}[key]
-    kind = "batch_size" if key == "batch_size" else "steps"
     low, high = 0, now
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         low, high = (middle, high) if meets(_with_count(config, key, middle)) else (low, middle)
     if low == 0:
         return Advice(
-            change=kind, now=now, needed=None,
+            change=key, now=now, needed=None,
             sentence=f"{name.partition(':')[0]} alone is not enough, however small.",
         )  # fmt: skip
     text = f"{name} {low:,} {unit} instead of {now:,}, and the same noise, {asked}."
-    return Advice(change=kind, now=now, needed=low, sentence=text)
+    return Advice(change=key, now=now, needed=low, sentence=text)
 
 
 def _with_numbers(advice: Advice, config: DPConfig, target: Target, prior: float) -> Advice:

@@ -16,9 +16,7 @@ from leakbench.audits.findings import PanelFinding, Pictures, Rate
 from leakbench.audits.observing import Promise
 from leakbench.contracts import Model, Weights
 from leakbench.dp_config import DPConfig
-from leakbench.errors import LeakbenchError
 from leakbench.scoring import AttackResult
-from leakbench.spec import Knowledge
 from leakbench.statistics import wilson
 
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -102,7 +100,6 @@ def attack_view(
     loss: str | nn.Module,
     weights: Weights | None,
     input_range: tuple[float, float] | None,
-    knowledges: Sequence[Knowledge] = ("adaptive",),
     seconds: float,
     seed: int,
     progress: Callable[[str], None] = lambda _: None,
@@ -118,33 +115,23 @@ def attack_view(
     inputs, labels = victims
     leak = api.leak(
         model, inputs[:, None], labels[:, None],
-        loss=loss, weights=weights, defense=None if config.mechanism == "" and _nothing(config)
-        else config, observer=tap, learning_rate=config.learning_rate or 0.1,
+        loss=loss, weights=weights, defense=config, observer=tap,
+        learning_rate=config.learning_rate or 0.1,
         candidates=candidates, input_range=input_range, seed=seed,
     )  # fmt: skip
     found, missing = [], []
     for name, parameters in attacks.items():
-        for knowledge in knowledges:
-            progress(f"{tap}, {checkpoint} checkpoint: {name}")
-            begun = time.perf_counter()
-            try:
-                result = api.attack(
-                    leak, {name: parameters}, knowledge=knowledge,
-                    seconds=seconds * (_OF_LIST if name == "candidates" else 1.0),
-                )  # fmt: skip
-            except LeakbenchError as error:
-                missing.append(f"{name} at {tap}: {error}")
-                continue
-            answer = result[result.answers[0].name]
-            if answer.result is None:
-                missing.append(f"{name} at {tap} did not run: {answer.reason}.")
-                continue
-            found.append(_finding(result, answer, checkpoint, time.perf_counter() - begun))
+        progress(f"{tap}, {checkpoint} checkpoint: {name}")
+        begun = time.perf_counter()
+        result = api.attack(
+            leak, {name: parameters}, seconds=seconds * (_OF_LIST if name == "candidates" else 1.0)
+        )
+        answer = result[result.answers[0].name]
+        if answer.result is None:
+            missing.append(f"{name} at {tap} did not run: {answer.reason}.")
+            continue
+        found.append(_finding(result, answer, checkpoint, time.perf_counter() - begun))
     return tuple(found), tuple(missing)
-
-
-def _nothing(config: DPConfig) -> bool:
-    return config.bound == float("inf") and not config.noise_multiplier
 
 
 def _finding(

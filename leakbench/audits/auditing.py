@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from leakbench.audits import attacked, observing
 from leakbench.audits.advice import Target, advise, changed
@@ -46,7 +47,7 @@ from leakbench.user_models import UserModel, read_module
 
 _BY_GUESSING = 10.0  # times what guessing names: 1 of 100 among 1,000
 
-Data = tuple[Tensor, Tensor] | Iterable[Any]
+Data = tuple[Tensor, Tensor] | Iterable[Any] | Dataset[Any]
 """(inputs, labels); or a loader, or a data set of torch, that gives them."""
 
 
@@ -127,10 +128,8 @@ def audit(
         progress("black box")
         measured = _black_box(box, user.weights, claim, None, trials, attack_seconds, seed)
         claims = () if claim is None else judge(claim, None, measured, foreign=True)
-        observers = (_unknown_observer(measured, claim, count),)
-        return _report(
-            claim, None, observers, claims, (), target, count, not_tried, warnings, begun
-        )
+        unknown = (_unknown_observer(measured, claim, count),)
+        return _report(claim, None, unknown, claims, (), target, count, not_tried, warnings, begun)
 
     warnings += settings.warnings
     promised = observing.promises(settings, user.weights)
@@ -248,11 +247,15 @@ def _examples(data: Data, most: int) -> tuple[Tensor, Tensor]:
     return inputs, labels.to(torch.int64)
 
 
-def _batches(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(data: Iterable[Any] | Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of a loader; examples of a data set, one by one."""
     loaded = hasattr(data, "batch_size") or hasattr(data, "batch_sampler")
     with torch.random.fork_rng(devices=[]):  # a loader shuffles by torch's own generator
-        items = iter(data) if loaded or not hasattr(data, "__getitem__") else _rows(data)
+        items: Iterable[Any] = (
+            _rows(data)
+            if hasattr(data, "__getitem__") and not loaded
+            else cast(Iterable[Any], data)
+        )
         for item in items:
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise LeakbenchError("audit: the data must give pairs (inputs, labels)")
@@ -348,6 +351,8 @@ def _measurements(
             where = "type1"
         return {where: _black_box(box, weights, None, config, trials, seconds, seed)}
     for promise in promised:
+        if promise.observer == "model":  # a training a trial would take too long
+            continue
         progress(f"canary at {promise.observer}")
         measured = observing.measured_by_canary(config, promise, weights, trials=trials, seed=seed)
         if measured is not None:

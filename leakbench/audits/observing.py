@@ -154,7 +154,7 @@ def measured_by_canary(
     """
     from leakbench.audits.canary import audit, canary_at
 
-    if promise.observer == "model" or promise.mu is None or config.mechanism:
+    if promise.mu is None or config.mechanism:
         return None
     small = {name: value.flatten()[:16] for name, value in weights.items()}
     size = min(config.batch_size, 4)

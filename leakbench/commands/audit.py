@@ -33,6 +33,7 @@ def audit(
 
     report = scenarios.run(scenario, progress=lambda text: say(f"{text} ..."))
     print(page.markdown(report), end="")
-    for name in ("report.json", "report.md", "page.html") if out is not None else ():
-        say(f"written: {report.save(out / name)}")
+    if out is not None:
+        for name in ("report.json", "report.md", "page.html"):
+            say(f"written: {report.save(out / name)}")
     raise typer.Exit(1 if report.contradicted else 0)
