@@ -44,6 +44,7 @@ class Answer:
         start: (n, B, *input shape) its first iterate; None where it has none.
         loss_true: (n,) its loss at the truth; nan where it has none.
         seconds: wall time.
+        cut: whether it got fewer steps or restarts than were asked for, to end in time.
         notes: what a reader should know.
     """
 
@@ -55,6 +56,7 @@ class Answer:
     start: Tensor | None = None
     loss_true: Tensor | None = None
     seconds: float = 0.0
+    cut: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,7 +126,7 @@ def answer(
     Raises:
         LeakbenchError: it fails, or breaks its contract.
     """
-    begun = time.perf_counter()
+    begun, asked = time.perf_counter(), attack
     large = computed_alone(captured.views[knowledge].observations[0].weights)
     limit = LARGE_SECONDS if seconds is None and large else seconds
     if limit == math.inf:
@@ -157,6 +159,7 @@ def answer(
         start=None if start is None else start.detach(),
         loss_true=loss_true,
         seconds=time.perf_counter() - begun,
+        cut=attack != asked,
         notes=tuple(notes),
     )
 

@@ -293,7 +293,7 @@ def _effort(leak: CapturedLeak, each: Answer, row: int) -> dict[str, Any]:
         "loss_true": plain(true),
         "blame": blamed,
         "labels_found": round(overlap, 6),
-        "flags": said,
+        "flags": [*said, "cut"] if each.cut else said,
         "seconds": round(each.seconds, 3),
     }
 
