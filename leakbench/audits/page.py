@@ -62,7 +62,8 @@ def _parts(found: Document) -> Iterator[str]:
     yield f"**{escaped(answer.headline)}**"
     yield _bullets([f"**What leaks:** {escaped(answer.leaks)}"])
     yield "**To whom:**"
-    yield _bullets(f"{escaped(who)}: **{label}**" for _, label, who in answer.audience)
+    audience = [f"{escaped(who)}: **{label}**" for _, label, who in answer.audience]
+    yield _bullets(audience or ["Nobody was considered."])
     yield "**What to change:**"
     yield _bullets(map(escaped, answer.changes))
     yield "## The setting"
