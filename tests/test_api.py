@@ -287,10 +287,10 @@ def test_a_time_limit_cuts_steps_and_says_so() -> None:
     ran = result["gradinv"].attack
     assert 1 <= ran.steps < 24000  # type: ignore[attr-defined]
     assert f"steps 24000 -> {ran.steps}" in result.notes[-1]  # type: ignore[attr-defined]
-    assert "cut" in result.score().flags[0]
+    assert "cut" in result.score()["flags"][0]
     free = lb.attack(leak, "gradinv", seconds=1e9, steps=4)
     assert free["gradinv"].attack.steps == 4 and not free.notes  # type: ignore[attr-defined]
-    assert "cut" not in free.score().flags[0]
+    assert "cut" not in free.score()["flags"][0]
 
 
 def test_progress_is_shown_where_it_is_asked_for(
