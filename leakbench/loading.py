@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -72,15 +72,31 @@ class LoadedRun:
             raise unknown_name("format", format, (*make, "html"), "report")
         return make[format](content)
 
-    def gallery(self) -> Sheet:
+    def gallery(
+        self,
+        *,
+        pick: str = "quantiles",
+        ids: Sequence[int] = (),
+        columns: int | None = None,
+        beside: bool = False,
+    ) -> Sheet:
         """What the attackers got, picture by picture, as `leakbench gallery` draws it.
 
+        Args:
+            pick: "quantiles" (the suite's), "best", "worst" or "ids". ids: numbers of victims.
+            columns: methods side by side; None: as many as fit on a page.
+            beside: also differences, wrong candidates and best steps.
+
         Raises:
-            LeakbenchError: the run attacks nothing.
+            LeakbenchError: the run attacks nothing, or not these victims; another `pick`.
         """
         from leakbench.report import gallery
+        from leakbench.report.words import Pick
 
-        return gallery.sheet(self.store, self.described.plan, self.described.cells)[0]
+        if pick not in list(Pick):
+            raise unknown_name("pick", pick, tuple(Pick), "gallery")
+        look = gallery.Look(pick=Pick(pick), ids=tuple(ids), columns=columns, beside=beside)
+        return gallery.sheet(self.store, self.described.plan, self.described.cells, look)[0]
 
     def __repr__(self) -> str:
         """What a notebook shows."""

@@ -50,6 +50,20 @@ def test_a_run_is_loaded_whole(runs: Path, leakbench: Callable[..., Any]) -> Non
     assert "<html" in run.report("html") and run.report("csv").startswith("dataset,")
     drawn = leakbench("gallery", runs / "long", "--out", runs / "drawn.png")
     assert drawn.code == 0 and run.gallery().png() == (runs / "drawn.png").read_bytes()
+    drawn = leakbench("gallery", runs / "long", "--pick", "worst", "--beside", "--columns", "1",
+                      "--out", runs / "drawn.png", "--single", runs / "single")  # fmt: skip
+    assert drawn.code == 0, drawn.errors
+    worst = run.gallery(pick="worst", beside=True, columns=1)
+    assert worst.png() == (runs / "drawn.png").read_bytes()
+    assert f"{len(list((runs / 'single').iterdir()))} pictures: " in drawn.errors
+    for wrong, words in (
+        ({"pick": "nicest"}, "nicest"),
+        ({"pick": "ids"}, "got 0 ids"),
+        ({"ids": (0,)}, "got 1 ids"),
+        ({"columns": 0}, "must be 1 or more"),
+    ):
+        with pytest.raises(LeakbenchError, match=words):
+            run.gallery(**wrong)
     assert "8 records" in repr(run)
     with pytest.raises(LeakbenchError, match="unknown format 'pdf'"):
         run.report("pdf")  # type: ignore[arg-type]

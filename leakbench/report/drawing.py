@@ -411,8 +411,9 @@ class Drawing:
             colour,
         )
 
-    def dashes(self, box: Box, thickness: int, colour: str) -> None:
-        """A broken line around a box."""
+    def dashes(self, inner: Box, gap: int, thickness: int, colour: str) -> None:
+        """A broken line around a box, at a distance: beside noise it would not be seen."""
+        box = Box(inner.left - gap, inner.top - gap, inner.width + 2 * gap, inner.height + 2 * gap)
         for left, top, width, height, along in (
             (box.left - thickness, box.top - thickness, box.width + 2 * thickness, thickness, 0),
             (box.left - thickness, box.top + box.height, box.width + 2 * thickness, thickness, 0),
@@ -482,7 +483,7 @@ def draw_picture(sheet: Drawing, box: Box, picture: Picture) -> None:
     inner = centred(box, pixels.shape[1], pixels.shape[0])
     sheet.image(inner, pixels)
     if picture.apart:
-        sheet.dashes(inner, 2, FAINT)
+        sheet.dashes(inner, 2, 2, FAINT)
     else:
         sheet.frame(inner, 3 if picture.success else 1, SUCCESS if picture.success else NEUTRAL)
     colour = SUCCESS if picture.success else INK

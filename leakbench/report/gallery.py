@@ -62,6 +62,15 @@ class Look:
     columns: int | None = None
     beside: bool = False
 
+    def __post_init__(self) -> None:
+        if (self.pick is Pick.ids) != bool(self.ids):
+            raise LeakbenchError(
+                f"a gallery that picks '{self.pick}' got {len(self.ids)} ids: numbers of victims "
+                "go with 'ids', and only with it"
+            )
+        if self.columns is not None and self.columns < 1:
+            raise LeakbenchError(f"a gallery with {self.columns} columns: must be 1 or more")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
