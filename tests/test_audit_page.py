@@ -114,6 +114,16 @@ def test_the_answer_comes_first_worst_observer_first() -> None:
     assert seen.index("claim is wrong") < seen.index("8 of 10") < seen.index("The setting")
 
 
+def test_a_claim_that_holds_does_not_hide_a_leak() -> None:
+    holds = replace(CLAIM, verdict="holds")
+    inside = replace(SERVER, observer="type2", who="who reads inside", panel=(attack(8, 8),))
+    answer = wording.document(report(observers=(SERVER, inside), claims=(holds,))).answer
+    assert answer.tone == "bad" and answer.headline.startswith("It leaks to who reads inside")
+    assert "The claim itself holds" in answer.headline
+    quiet = wording.document(report(observers=(SERVER,), claims=(holds,))).answer
+    assert quiet.tone == "good" and quiet.headline == "The claim holds: there is a proof."
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
@@ -154,10 +164,11 @@ def test_the_tone_is_that_of_the_worst_verdict(verdicts: tuple[Any, ...], tone: 
 
 
 def test_bounds_are_rounded_outwards_and_odds_are_bayes() -> None:
-    assert wording.of_100(0.0176277) == "1.8 of 100"
-    assert wording.of_100(0.00302) == "3.1 of 1,000"
-    assert wording.of_100(0.7001) == "71 of 100"
-    assert wording.of_100(0.0) == "1 of 100,000"
+    assert wording.of_list(0.0176277, 1000) == "18 of 1,000"
+    assert wording.of_list(0.00302, 1000) == "3.1 of 1,000"
+    assert wording.of_list(0.7001, 10) == "71 of 100"
+    assert wording.of_list(0.0, 1000) == "0.1 of 1,000"
+    assert wording.of_list(1.0, 60_000) == "60,000 of 60,000"
     sentences = wording.document(report()).views[0].sentences
     # A coin toss (odds 1) times e^2: 88.08 %.
     odds = math.exp(2.0)

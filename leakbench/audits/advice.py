@@ -67,8 +67,8 @@ class Target:
         if self.epsilon is not None:
             parts.append(f"epsilon is at most {self.epsilon:g}")
         if self.identified is not None:
-            share = f"{self.identified * 100:g} of 100"
-            parts.append(f"nobody can name more than {share} among {candidates:,} candidates")
+            share = f"{self.identified * max(candidates, 100):g} of {max(candidates, 100):,}"
+            parts.append(f"nobody can name more than {share}")
         whom = {"model": "the final model", "server": "all updates"}[self.observer]
         return " and ".join(parts) + f" from {whom}"
 

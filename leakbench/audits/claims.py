@@ -167,7 +167,7 @@ def _of_epsilon(
     whose = WHOM.get(claim.observer, claim.observer)
     releases = "one release" if steps == 1 else f"{steps:,} releases"
     statement = (
-        f"({claimed:g}, {claim.delta:g})-DP for {_RELATION[claim.relation]}, before {whose}, "
+        f"({claimed:g}, {claim.delta:g})-DP for {_RELATION[claim.relation]}, against {whose}, "
         f"of {releases}"
     )
     verdict: Verdict = "not contradicted"

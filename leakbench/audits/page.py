@@ -64,7 +64,7 @@ def _parts(found: Document) -> Iterator[str]:
     yield "**To whom:**"
     audience = [f"{escaped(who)}: **{label}**" for _, label, who in answer.audience]
     yield _bullets(audience or ["Nobody was considered."])
-    yield "**What to change:**"
+    yield f"**What to change:** {escaped(answer.target)}".rstrip()
     yield _bullets(map(escaped, answer.changes))
     yield "## The setting"
     yield escaped(found.setting)

@@ -42,11 +42,12 @@ _OPEN = 0.5  # ceiling from which on it protects nobody
 WORDS = (
     (
         "Release",
-        "what leaves the protected place once: one update, one noisy gradient, or the final model.",
+        "what an observer sees once: the final model, one update, or, inside the training, one "
+        "gradient.",
     ),
     (
         "Recovered exactly",
-        "computed back from a release so well that it is the same picture to the eye: mean squared "
+        "computed back from a release so well that no eye tells them apart: mean squared "
         "error below 0.01, and less than a quarter of that of the best guess.",
     ),
     (
@@ -55,9 +56,9 @@ WORDS = (
         "suspects whose data they are may hold.",
     ),
     (
-        "Of 100, 67 to 100",
-        "few were attacked, so the true rate is uncertain: it is in this range with a chance of "
-        "95 %.",
+        "In brackets, of 100",
+        "few were attacked, so the true rate is uncertain: with a chance of 95 % so many of 100 "
+        "would be.",
     ),
     (
         "No attack can name more than",
@@ -68,12 +69,15 @@ WORDS = (
         "Epsilon, delta",
         "the promise of differential privacy. What is released would have come out nearly as "
         "likely without you: its chances differ by a factor of e^epsilon at most, apart from "
-        "events of chance delta. Small is good: 1 is strong, above 10 means little.",
+        "events of chance delta. Small is good: 1 is strong, up to 3 usual for sensitive data, 8 "
+        "weak, above 10 means little. The first number is for having taken part or not, the one "
+        "in brackets for having been one person or another.",
     ),
     (
         "Mu",
-        "how far one contribution moves a release, in units of its noise: below 0.5 it is hidden, "
-        "above 5 in plain sight.",
+        "how far one contribution moves one release, in units of its noise: below 0.5 it is hidden "
+        "there, above 5 in plain sight. Over many releases it adds up, which epsilon counts and mu "
+        "does not.",
     ),
     (
         "Clipping, noise multiplier",
@@ -125,13 +129,14 @@ ATTACK_HEADER = ("attacker", "network", "recovered exactly", "named")
 class Answer:
     """What a reader wants to know first. tone: "bad", "good" or "open".
 
-    audience: the status and who they are, the worst first.
+    audience: the status and who they are, the worst first. target: what `changes` are to meet.
     """
 
     tone: str
     headline: str
     leaks: str
     audience: tuple[tuple[Status, str, str], ...]
+    target: str
     changes: tuple[str, ...]
 
 
@@ -181,8 +186,19 @@ def _answer(report: AuditReport, views: Sequence[View], thing: str) -> Answer:
         headline=headline,
         leaks=_leaks(report.observers, thing),
         audience=tuple(sorted(audience, key=lambda row: list(STATUS).index(row[0]))),
+        target=_target(report),
         changes=_changes(report, views),
     )
+
+
+def _target(report: AuditReport) -> str:
+    """What was asked for, "" without."""
+    asked = report.target
+    parts = [f"epsilon at most {number(asked['epsilon'])}"] if "epsilon" in asked else []
+    if "identified" in asked and "candidates" in asked:
+        count = round(asked["candidates"])
+        parts.append(f"at most {of_list(asked['identified'], count)} named")
+    return f"Asked for: {' and '.join(parts)}." if parts else ""
 
 
 def _headline(report: AuditReport, views: Sequence[View]) -> tuple[str, str]:
@@ -198,6 +214,13 @@ def _headline(report: AuditReport, views: Sequence[View]) -> tuple[str, str]:
     if report.contradicted:
         return "bad", "The code protects less than its configuration says: this was measured."
     if report.claims:
+        leaking = [view for view in views if view.status == "leaks"]
+        if all(one.verdict == "holds" for one in report.claims) and leaking:
+            return (
+                "bad",
+                f"It leaks to {leaking[0].who}, of whom the claim says nothing. The claim itself "
+                "holds: there is a proof.",
+            )
         if all(one.verdict == "holds" for one in report.claims):
             return "good", "The claim holds: there is a proof."
         return "open", "The claim was not contradicted, and not proved."
@@ -221,17 +244,25 @@ def _leaks(observers: Sequence[ObserverFinding], thing: str) -> str:
 
 def _changes(report: AuditReport, views: Sequence[View]) -> tuple[str, ...]:
     """What meets the target, and where noise comes too late or not at all."""
-    changes = [one.sentence for one in report.advice if one.needed is not None][:1]
+    meeting = [one for one in report.advice if one.needed is not None]
+    changes = [one.sentence for one in meeting[:1]]
+    if len(meeting) > 1:
+        others = " or ".join(_ALONE[one.change] for one in meeting[1:])
+        changes = [f"{changes[0]} Instead of that, {others} does it alone: see below."]
     changes += [one.sentence for one in report.advice if one.needed is None and not changes]
     for found, view in zip(report.observers, views, strict=True):
         if found.level == "none" and view.status == "leaks":
             changes.append(
-                f"Keep out {found.who}, or add noise before that point: nothing protects there "
-                f"({plain(found.reason).rstrip('.')})."
+                f"Keep out {found.who}, or add noise before that point: nothing protects there. "
+                f"{reason(found)}"
             )
     if any(one.verdict.startswith("contradicted") for one in report.claims):
         changes.append("Do not repeat the claim: see the arithmetic below.")
     return tuple(changes) or ("Nothing was found that must change.",)
+
+
+_ALONE = {"noise_multiplier": "more noise", "batch_size": "a smaller batch",
+          "steps": "a shorter training"}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------- an observer
@@ -305,7 +336,7 @@ def _worst(observers: Iterable[ObserverFinding]) -> tuple[ObserverFinding, Panel
 def _worst_case(found: ObserverFinding, attacks: Sequence[PanelFinding], thing: str) -> str:
     """What the best attack got from one release."""
     if not attacks:
-        return "No attack was run here."
+        return "No attack on single contributions was run here."
     return sentence(_seen(attacks[0], found.candidates, thing))
 
 
@@ -330,14 +361,24 @@ def ceiling(found: ObserverFinding) -> str:
     """What no attack can exceed, and what guessing gives."""
     looks = "the whole training" if found.looks is None else counted(found.looks, "release")
     if found.level == "none":
-        return f"Nothing is promised: {sentence(found.reason, capital=False)}"
+        return f"Nothing is promised. {reason(found)}"
     guess = f"guessing names 1 of {found.candidates:,}"
     if found.ceiling > 0.995:
         return f"From {looks} nothing rules out that everybody is named ({guess})."
-    text = f"No attack can name more than {of_100(found.ceiling)} from {looks}"
+    text = f"No attack can name more than {of_list(found.ceiling, found.candidates)} from {looks}"
     if found.looks is not None and found.looks > 1:
-        text += f", and {of_100(found.one_look_ceiling)} from one"
+        text += f", and {of_list(found.one_look_ceiling, found.candidates)} from one"
     return f"{text} ({guess})."
+
+
+def reason(found: ObserverFinding) -> str:
+    """Why nothing is promised, in plain words where they are known."""
+    if found.reason.startswith("noise enters after the tap"):
+        return (
+            "The noise is added only later, to what is made of many; what is seen here is "
+            "shortened to a fixed length (clipped) and no more."
+        )
+    return sentence(found.reason)
 
 
 def _epsilon(found: ObserverFinding, thing: str) -> str:
@@ -350,13 +391,13 @@ def _epsilon(found: ObserverFinding, thing: str) -> str:
         text += f" ({number(found.epsilon_replace_one)} if one is replaced by another)"
     if epsilon >= _HOPELESS:
         return (
-            f"{text}: too large to promise anything. Who tosses a coin on whether a certain "
-            f"{thing} took part may become certain."
+            f"{text}: too large to promise anything. Somebody who holds it for a coin toss whether "
+            f"a certain {thing} took part may become certain."
         )
     sure = math.ceil(1000 / (1 + math.exp(-epsilon))) / 10
     return (
-        f"{text}: who tosses a coin on whether a certain {thing} took part is at most {sure:g} % "
-        f"sure after looking, apart from a chance of {found.delta:g}."
+        f"{text}: somebody who holds it for a coin toss whether a certain {thing} took part is at "
+        f"most {sure:g} % sure after looking, apart from a chance of {found.delta:g}."
     )
 
 
@@ -368,7 +409,7 @@ def _measured(found: MeasuredFinding) -> str:
     if found.claimed_mu is not None:
         text += f"; configured is {number(found.claimed_mu)}"
     means = {
-        "within": "That does not contradict it.",
+        "within": "The code does not do worse than it is configured to, as far as this shows.",
         "above": "So the code protects less than it says.",
         "no promise": "Nothing was promised.",
     }
@@ -404,13 +445,12 @@ def _cell(rate: Rate | None) -> str:
     return f"{rate.count} of {rate.trials} ({low} to {high} %)"
 
 
-def of_100(share: float) -> str:
-    """A share rounded up, as "1.8 of 100" or "3 of 1,000"."""
-    for base in (100, 1000, 10_000, 100_000):
-        if share * base >= 1:
-            scaled = math.ceil(share * base * 10) / 10 if share * base < 10 else share * base
-            return f"{scaled:g} of {base:,}" if scaled < 10 else f"{math.ceil(scaled)} of {base:,}"
-    return "1 of 100,000"
+def of_list(share: float, candidates: int) -> str:
+    """A share rounded up, as "18 of 1,000": of a list as long as this one, or of 100 if longer."""
+    base = max(candidates, 100)
+    scaled = min(share * base, float(base))
+    shown = math.ceil(scaled * 10) / 10 if scaled < 10 else float(math.ceil(scaled))
+    return f"{max(shown, 0.1):g} of {base:,}" if shown < 1000 else f"{shown:,.0f} of {base:,}"
 
 
 def number(value: float) -> str:
