@@ -146,7 +146,7 @@ def test_a_network_and_pictures_of_ones_own_give_a_table_and_a_gallery(
     """Found in worker processes as well, by the option and by the environment alike."""
     done = process("run", "ours.toml", "--plugins", "plugins", "--workers", "2", "--out", "run")
     assert done.returncode == 0, done.stderr
-    assert "Our network, our pictures" in done.stdout and "model mine (untrained)" in done.stdout
+    assert "Our network, our pictures" in done.stdout and "cpl on mine (untrained)" in done.stdout
     records = list(Run(place / "run").records().values())
     assert [record["status"] for record in records] == ["ok"] * 3
     assert all(record["loss"] < record["loss_start"] / 2 for record in records)
