@@ -490,11 +490,11 @@ def _legend(
     rows: Sequence[StripRow],
 ) -> str:  # fmt: skip
     """What each column counts."""
-    chance = max((row.chance for row in rows if row.chance), default=None)
-    among = f" of {round(1 / chance):,}" if chance else ""
+    chances = {row.chance for row in rows if row.chance}
+    among = f"{round(1 / chances.pop()):,} " if len(chances) == 1 else ""
     words = {
         "exact": ", ".join(rule.condition for rule in measures["exact"]),
-        "named": f"the nearest{among} candidates to the reconstruction is the victim",
+        "named": f"of {among}candidates the nearest to the reconstruction is the victim",
         "matched": "who is given the candidates picks the victim by comparing gradients",
         "paper": ", ".join(rule.label for rule in measures["paper"]),
         "ceiling": "what no attack can exceed in naming, by the guarantee at this place",
@@ -508,7 +508,10 @@ def _beside(
 ) -> str:
     """Chance, errors of what needs no gradient, and the rules that a start image passes."""
     chances = sorted({row.chance for row in rows if row.chance is not None})
-    parts = [f"guessing names {compact(chances[-1])} of the victims"] if chances else []
+    ends = (
+        " to ".join(dict.fromkeys((compact(chances[0]), compact(chances[-1])))) if chances else ""
+    )
+    parts = [f"guessing names {ends} of the victims"] if ends else []
     baselines = report.baselines[dataset]
     parts += [
         f"{name} {compact(value)}"
