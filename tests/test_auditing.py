@@ -176,6 +176,10 @@ def no_noise(gradients: dict[str, Tensor]) -> dict[str, Any]:
     return {name: value.sum(dim=0).tolist() for name, value in gradients.items()}
 
 
+class Picture:
+    """As of PIL: no tensor, and torch cannot make one of it."""
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no mechanism": (lambda m, x, y: lb.audit(m, (x, y), 3), "3 is no mechanism; allowed: a DP"),
     "nothing": (lambda m, x, y: lb.audit(m, (x, y), None), "config is None"),
@@ -187,6 +191,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "empty": (lambda m, x, y: lb.audit(m, [], config()), "the data are empty"),
     "no data": (lambda m, x, y: lb.audit(m, None, config()), "data are NoneType; allowed"),
     "inputs alone": (lambda m, x, y: lb.audit(m, x, config()), r"pairs \(inputs, labels\)"),
+    "table": (lambda m, x, y: lb.audit(m, {"x": x}, config()), "data are dict; allowed"),
+    "no labels": (lambda m, x, y: lb.audit(m, (x, None), config()), "labels are NoneType; allowed"),
+    "words": (lambda m, x, y: lb.audit(m, (x, ["a"] * 40), config()), "labels are list; allowed"),
+    "pictures": (
+        lambda m, x, y: lb.audit(m, [(Picture(), 1), (Picture(), 2)], config()),
+        "inputs are Picture; allowed: tensors, or arrays",
+    ),
     "ragged": (
         lambda m, x, y: lb.audit(m, [(x, y), (x[..., :3], y)], config()),
         r"inputs of one shape are needed, got \(1, 7, 3\) and \(1, 7, 7\)",
@@ -261,6 +272,38 @@ def test_unusual_configurations_are_audited(
     assert {one.observer: one.level for one in report.observers}[observer] == level
     assert any("bfloat16" in line for line in report.warnings)
     assert AuditReport.from_json(report.to_json()) == without_pictures(report)
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """Has `__getitem__` by its base, and no length."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from zip(*self.data, strict=True)
+
+
+class Indexed:
+    """Ends with an IndexError, as lists do that are iterated by their places."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def __getitem__(self, place: int) -> Any:
+        return self.data[0][place], self.data[1][place]
+
+
+@pytest.mark.parametrize(
+    "kind", [Endless, Indexed, lambda data: tuple(part.numpy() for part in data)]
+)
+def test_data_of_every_kind_are_taken(kind: Any, model: nn.Module, data: Data) -> None:
+    given = {"trials": 100, "attacks": (), "candidates": 40, "seed": 3}
+    expected = lb.audit(model, data, config(), **given)
+    found = lb.audit(model, kind(data), config(), **given)
+    assert [one.measured for one in found.observers] == [one.measured for one in expected.observers]
+    assert found.target == expected.target and found.target["candidates"] == 40
 
 
 def test_one_logit_with_labels_as_a_column_of_floats(data: Data) -> None:

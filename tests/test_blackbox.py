@@ -403,6 +403,8 @@ def test_what_is_no_mechanism_is_refused_in_a_sentence() -> None:
         judged(lambda g: {"weight": torch.zeros(3)}, 100)
     with pytest.raises(LeakbenchError, match=r"the release of 'conv\.weight' is"):
         judged(lambda g: {k: v.sum() for k, v in g.items()}, 100)
+    with pytest.raises(LeakbenchError, match="is complex; allowed: a tensor of real"):
+        judged(lambda g: {k: v.sum(dim=0).cfloat() for k, v in g.items()}, 100)
     with pytest.raises(LeakbenchError, match="not finite"):
         judged(lambda g: {k: v.sum(dim=0) * math.nan for k, v in g.items()}, 100)
     for wrong in ({"clip": 0.0}, {"mu": -1.0}):

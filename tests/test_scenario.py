@@ -106,6 +106,9 @@ def test_weights_come_from_state_dicts(tmp_path: Path) -> None:
         (('name = "mlp"', 'name = "mlq"'), r"\[model\]: unknown model 'mlq'.*mlp"),
         (('[data]\ndataset = "mnist"\n', ""), "key data: missing"),
         (("schema = 1", "schema = 1\nschema = 1"), "not valid TOML"),
+        (("clip = 1.0", "clip = 2020-01-01"), r"\[dp\]: key clip: date is not allowed; allowed: n"),
+        (('"mnist"', '"mnist"\nsize = 8'), r"\[data\]: size and seed belong to a path; 'mnist'"),
+        (('"mlp"', '"mlp"\nfirst = "."'), r"\[model\]: .*: Is a directory"),
     ],
 )
 def test_mistakes_are_said_with_their_place(
@@ -118,10 +121,27 @@ def test_mistakes_are_said_with_their_place(
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
+class Code:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("this ran",)
+
+
+def test_weights_with_code_in_them_are_refused_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Code(), tmp_path / "first.pt")
+    path = written(tmp_path, NETWORK.replace('"mlp"', '"mlp"\nfirst = "first.pt"'))
+    with pytest.raises(LeakbenchError) as caught:
+        scenario.run(path)
+    said = "first.pt: no state dict; allowed: tensors by name, and no other objects"
+    assert str(caught.value).endswith(said)
+    assert "ran" not in capsys.readouterr().out
+
+
 def test_nothing_to_audit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LeakbenchError, match=r"nothing to audit; give \[claim\]"):
         scenario.run(written(tmp_path, "schema = 1\n"))
-    with pytest.raises(LeakbenchError, match="No such file"):
+    with pytest.raises(LeakbenchError, match=r"^scenario .*No such file"):
         scenario.run(tmp_path / "none.toml")
 
 

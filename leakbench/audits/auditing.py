@@ -208,10 +208,11 @@ def _box(code: object | None, weights: Weights) -> Mechanism | None:
 
 def _examples(data: Data, most: int) -> tuple[Tensor, Tensor]:
     """The first `most` inputs, and labels (n,) as whole numbers."""
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
-        xs, ys = [data[0]], [torch.as_tensor(data[1])]
+    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "dtype"):
+        xs, ys = [_tensor(data[0], "inputs")], [_tensor(data[1], "labels")]
     else:
-        if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        indexed = hasattr(data, "__getitem__")
+        if isinstance(data, str | Mapping) or not (indexed or isinstance(data, Iterable)):
             raise LeakbenchError(
                 f"audit: data are {type(data).__name__}; allowed: (inputs, labels), a loader, or a "
                 "data set"
@@ -251,16 +252,22 @@ def _batches(data: Iterable[Any] | Dataset[Any]) -> Iterator[tuple[Tensor, Tenso
     """Batches of a loader; examples of a data set, one by one."""
     loaded = hasattr(data, "batch_size") or hasattr(data, "batch_sampler")
     with torch.random.fork_rng(devices=[]):  # a loader shuffles by torch's own generator
-        items: Iterable[Any] = (
-            _rows(data)
-            if hasattr(data, "__getitem__") and not loaded
-            else cast(Iterable[Any], data)
-        )
+        by_place = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not loaded
+        items = _rows(data) if by_place else cast(Iterable[Any], data)
         for item in items:
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise LeakbenchError("audit: the data must give pairs (inputs, labels)")
-            x, y = (torch.as_tensor(part) for part in item)
+            x, y = _tensor(item[0], "inputs"), _tensor(item[1], "labels")
             yield (x, y) if loaded or y.ndim else (x[None], y[None])
+
+
+def _tensor(part: object, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError):
+        raise LeakbenchError(
+            f"audit: {what} are {type(part).__name__}; allowed: tensors, or arrays of numbers"
+        ) from None
 
 
 def _rows(data: Any) -> Iterator[Any]:

@@ -360,9 +360,10 @@ def _released(
     flat = []
     for name, shape in shapes.items():
         release = found[name]
-        if not isinstance(release, Tensor):
+        if not isinstance(release, Tensor) or release.is_complex():
+            kind = "complex" if isinstance(release, Tensor) else type(release).__name__
             raise LeakbenchError(
-                f"audit: the release of '{name}' is {type(release).__name__}; allowed: a tensor"
+                f"audit: the release of '{name}' is {kind}; allowed: a tensor of real numbers"
             )
         if release.ndim == len(shape) + 1 and len(release) == len(gradients[name]):
             release = release[0]

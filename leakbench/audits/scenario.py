@@ -50,7 +50,10 @@ class NetworkTable(TomlTable):
 
 
 class DataTable(TomlTable):
-    """[data] a data set by name, or by the path of a folder of images or of an .npz file."""
+    """[data] a data set by name, or by the path of a folder of images or of an .npz file.
+
+    size, seed: of a path: edge of the pictures, and of the choice of candidates.
+    """
 
     dataset: str
     size: Positive | None = None
@@ -93,7 +96,7 @@ def run(path: Path, progress: Callable[[str], None] = lambda _: None) -> AuditRe
     """
     file = str(path)
     try:
-        found = ScenarioFile.model_validate(document_of(read_bytes(path), file))
+        found = ScenarioFile.model_validate(document_of(read_bytes(path, "scenario"), file))
     except ValidationError as error:
         raise LeakbenchError(f"{file}: {explain(error, ScenarioFile)}") from None
     config = _described(DPConfig, found.dp, f"{file}, [dp]")
@@ -135,6 +138,8 @@ def _examples(table: DataTable, file: str, base: Path) -> data.Dataset:
     try:
         if is_path(source):
             return data.load(locate(source, base, size=table.size, seed=table.seed))
+        if table.model_fields_set & {"size", "seed"}:
+            raise LeakbenchError(f"size and seed belong to a path; '{source}' is a name")
         return data.load(source)
     except LeakbenchError as error:
         raise LeakbenchError(f"{file}, [data]: {error}") from None
@@ -163,7 +168,13 @@ def _weights(path: Path, drawn: Weights, where: str) -> dict[str, Tensor]:
     """A state dict; no code in it is run."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except OSError as error:
+        raise LeakbenchError(f"{where}: {path}: {error.strerror}") from None
+    except pickle.UnpicklingError:  # whose text tells how to run the code in it
+        raise LeakbenchError(
+            f"{where}: {path}: no state dict; allowed: tensors by name, and no other objects"
+        ) from None
+    except (RuntimeError, EOFError, ValueError) as error:
         raise LeakbenchError(f"{where}: {path}: no state dict: {one_line(error)}") from None
     if not isinstance(found, Mapping):
         raise LeakbenchError(f"{where}: {path}: no state dict, but {type(found).__name__}")

@@ -67,14 +67,14 @@ def find(suite: str) -> tuple[Path, str]:
     raise LeakbenchError(text)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The bytes of a suite file; LeakbenchError where it cannot be read."""
+def read_bytes(path: Path, kind: str = "suite file") -> bytes:
+    """The bytes of a file; LeakbenchError where it cannot be read, which calls it `kind`."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LeakbenchError(f"suite file {path}: {error.strerror}") from None
+        raise LeakbenchError(f"{kind} {path}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the path
-        raise LeakbenchError(f"suite file {str(path)!r}: {error}") from None
+        raise LeakbenchError(f"{kind} {str(path)!r}: {error}") from None
 
 
 def built_in_folder() -> Path:

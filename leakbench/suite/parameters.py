@@ -78,6 +78,7 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
     for name in parameters:
         if name not in fields:
             raise unknown_name("parameter", name, fields, where)
+        _require_plain(name, parameters[name], where)
     try:
         plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
     except ValidationError as error:
@@ -92,3 +93,14 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
     except (TypeError, ValueError) as error:  # a default that records cannot hold, inf say
         raise LeakbenchError(f"{where}: parameters cannot be written down: {error}") from None
     return values
+
+
+def _require_plain(name: str, value: object, where: str) -> None:
+    """A value that JSON can hold: TOML has dates beside them, and Python any object."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise LeakbenchError(
+            f"{where}: key {name}: {type(value).__name__} is not allowed; allowed: numbers, "
+            "booleans, strings, and lists or tables of these"
+        ) from None
