@@ -508,10 +508,8 @@ def _beside(
 ) -> str:
     """Chance, errors of what needs no gradient, and the rules that a start image passes."""
     chances = sorted({row.chance for row in rows if row.chance is not None})
-    ends = (
-        " to ".join(dict.fromkeys((compact(chances[0]), compact(chances[-1])))) if chances else ""
-    )
-    parts = [f"guessing names {ends} of the victims"] if ends else []
+    ends = " to ".join(dict.fromkeys(map(compact, [*chances[:1], *chances[-1:]])))
+    parts = [f"guessing names {ends} of the victims"] if chances else []
     baselines = report.baselines[dataset]
     parts += [
         f"{name} {compact(value)}"
