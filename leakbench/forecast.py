@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from leakbench import architectures
+from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.records import Key
-from leakbench.spec import Cell, canonical
+from leakbench.spec import Cell, UtilityCell, canonical
 
 GRADIENT_SECONDS = 2e-3
 """One evaluation of a dummy image's gradient and its derivative: 1.4 to 3 ms were measured on the
@@ -17,6 +24,17 @@ sigmoid networks, one core (results/tifs_table3-quick)."""
 EXAMPLE_SECONDS = 5e-4
 """One example of a local step of a training, on one core: 0.25 to 0.45 ms were measured with single
 examples clipped and noise (docs/decisions/0007-training-by-hand.md)."""
+
+
+SMALL = 2.5e6
+"""Operations of one example's forward pass up to which a network costs what is said above: those of
+the sigmoid networks. What is beyond adds `SPEED`'s time."""
+
+SPEED = 2e10
+"""Operations a second on one core, in the convolutions of a ResNet-18."""
+
+_TRAINED, _MATCHED = 3, 9
+"""Passes that a gradient costs, in forward ones, and a gradient's derivative beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +66,11 @@ def forecast(
         asked = [key for key in planned.trials() if left is None or key in left]
         trials += len(asked)
         images = len(asked) * planned.cell.observations
-        seconds += GRADIENT_SECONDS * images * planned.budget
+        beyond = _MATCHED * _beyond_small(planned.cell) / SPEED
+        seconds += (GRADIENT_SECONDS + beyond) * images * planned.budget
         if planned.cell.federation:
-            cost = EXAMPLE_SECONDS * _examples(planned.cell.federation) * planned.cell.rounds[-1]
+            each = _example_seconds(planned.cell)
+            cost = each * _examples(planned.cell.federation) * planned.cell.rounds[-1]
             for identity in dict.fromkeys(identity for identity, _ in asked):
                 number = planned.identities.index(identity)
                 trained[f"{number} {_trained_for(planned.cell)}"] = cost
@@ -61,8 +81,30 @@ def forecast(
         networks += count
         schedule = training.cell.schedule
         runs = count * max(len(training.cell.learning_rates), 1)
-        seconds += EXAMPLE_SECONDS * runs * schedule["rounds"] * _examples(schedule)
+        each = _example_seconds(training.cell)
+        seconds += each * runs * schedule["rounds"] * _examples(schedule)
     return Forecast(trials=trials, trainings=networks, seconds=seconds + sum(trained.values()))
+
+
+def _example_seconds(cell: Cell | UtilityCell) -> float:
+    return EXAMPLE_SECONDS + _TRAINED * _beyond_small(cell) / SPEED
+
+
+def _beyond_small(cell: Cell | UtilityCell) -> float:
+    """Operations of a forward pass of one example above `SMALL`."""
+    inputs = look_up(cell.source)
+    parameters = canonical(dict(cell.model_parameters))
+    return max(_operations(cell.model, parameters, inputs.input_shape, inputs.classes) - SMALL, 0.0)
+
+
+@lru_cache(maxsize=256)
+def _operations(model: str, parameters: str, shape: tuple[int, ...], classes: int) -> float:
+    """Additions and multiplications of a forward pass of one example."""
+    network = architectures.build(model, shape, classes, "default", json.loads(parameters))
+    weights = network.init(torch.Generator().manual_seed(0), torch.float32)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.logits(weights, torch.zeros(2, *shape))  # two: one has no batch statistics
+    return float(counter.get_total_flops()) / 2
 
 
 def _examples(schedule: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from leakbench import forecast as forecasts
 from leakbench.forecast import EXAMPLE_SECONDS, GRADIENT_SECONDS, forecast, in_words
 from leakbench.planning import plan_cells, plan_trainings
 from leakbench.suite import resolve
@@ -115,6 +116,14 @@ def medium_minutes(name: str) -> float:
         for each in cells
     ]
     return forecast(here, plan_trainings(plan, None, "cpu")).on(2) / 60
+
+
+def test_large_networks_cost_their_operations() -> None:
+    """A ResNet-18 on 32 x 32 pixels: 0.56 billion multiply-adds (He et al.'s 1.82 on 224 x 224)."""
+    found = forecasts._operations("resnet18", "{}", (3, 32, 32), 10)
+    assert found == pytest.approx(2 * 0.556e9, rel=0.01)
+    small = forecasts._operations("cnn2", "{}", (1, 28, 28), 10)
+    assert small < forecasts.SMALL
 
 
 def test_a_medium_profile_ends_within_90_minutes() -> None:
