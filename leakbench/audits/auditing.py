@@ -38,6 +38,7 @@ from leakbench.audits.findings import (
 )
 from leakbench.audits.opacus_boxes import OptimizerBox, is_optimizer
 from leakbench.audits.trying import Tried, train_briefly
+from leakbench.audits.wording import in_short
 from leakbench.contracts import Model, Weights
 from leakbench.dp_config import DPConfig
 from leakbench.errors import LeakbenchError, require_at_least
@@ -451,34 +452,7 @@ def _observer(
         measured=measured.get(promise.observer),
         panel=panels.get(promise.observer, ()),
     )
-    return dataclasses.replace(found, verdict=_sentence(found))
-
-
-def _sentence(found: ObserverFinding) -> str:
-    """The worst of what was seen, and the most that is possible."""
-    best = [
-        (rate, kind)
-        for one in found.panel
-        for rate, kind in ((one.exact, "recovered exactly"), (one.identified, "named"),
-                           (one.matched, "named"))
-        if rate is not None
-    ]  # fmt: skip
-    parts = []
-    if best:
-        rate, kind = max(best, key=lambda pair: pair[0].count / max(pair[0].trials, 1))
-        low, high = (round(100 * end) for end in (rate.low, rate.high))
-        among = f" among {found.candidates:,}" if kind == "named" else ""
-        parts.append(
-            f"from one release, {rate.count} of {rate.trials} were {kind}{among} (of 100, {low} to "
-            f"{high})"
-        )
-    if found.level == "none":
-        parts.append(f"nothing is promised: {found.reason}")
-    else:
-        looks = "the whole training" if found.looks is None else f"{found.looks:,} releases"
-        parts.append(f"no attack can name more than {100 * found.ceiling:.3g} of 100 from {looks}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return dataclasses.replace(found, verdict=in_short(found))
 
 
 def _unknown_observer(

@@ -357,6 +357,13 @@ def _seen(attack: PanelFinding, candidates: int, thing: str) -> str:
     )
 
 
+def in_short(found: ObserverFinding, thing: str = "example") -> str:
+    """The worst of what was seen, and the most that is possible."""
+    attacks = sorted(found.panel, key=_strength, reverse=True)
+    seen = [sentence(_seen(attacks[0], found.candidates, thing))] if attacks else []
+    return " ".join([*seen, ceiling(found)])
+
+
 def ceiling(found: ObserverFinding) -> str:
     """What no attack can exceed, and what guessing gives."""
     looks = "the whole training" if found.looks is None else counted(found.looks, "release")
