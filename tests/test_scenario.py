@@ -79,7 +79,7 @@ def test_weights_come_from_state_dicts(tmp_path: Path) -> None:
     model = architectures.build("mlp", mnist.input_shape, mnist.classes, "default", {"widths": [4]})
     weights = model.init(torch.Generator().manual_seed(1), torch.float32)
     torch.save(dict(weights), tmp_path / "first.pt")
-    with pytest.raises(LeakbenchError, match=r"\[model\]: .*last.pt: no state dict"):
+    with pytest.raises(LeakbenchError, match=r"\[model\]: .*last.pt: No such file"):
         scenario.run(written(tmp_path, text))
     torch.save({name: 2 * value for name, value in weights.items()}, tmp_path / "last.pt")
     found = scenario.run(written(tmp_path, text))
