@@ -10,7 +10,7 @@ Weights, gradients and random numbers of the training stay what they are without
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -74,6 +74,8 @@ class Release:
             )
         if not len(x):
             raise LeakbenchError(f"tap: no example was drawn in step {self.step}")
+        if taken := sorted({"weights", "sent"} & options.keys()):
+            raise LeakbenchError(f"tap: {taken[0]} are recorded; leave them out")
         names = self._names(model)
         unit = 1.0 if self.divisor is None else self.divisor / len(x)
         return api.leak(
@@ -84,6 +86,8 @@ class Release:
         )  # fmt: skip
 
     def _names(self, model: nn.Module) -> list[str]:
+        if not isinstance(model, nn.Module):
+            raise LeakbenchError(f"tap: model is {type(model).__name__}; allowed: the nn.Module")
         known = {id(own): name for name, own in unwrapped(model).named_parameters()}
         names = [known.get(id(own)) for own in self.parameters]
         if None in names:
@@ -109,14 +113,30 @@ class Tap:
         self.steps = 0
         self._wanted = steps
         self._optimizer = optimizer
-        self._inputs: list[Tensor] = []
-        self._labels: list[Tensor] = []
+        self._inputs: list[_Part] = []
+        self._labels: list[_Part] = []
         stepping = _stepping(optimizer)
-        self._handles = [stepping.register_step_pre_hook(self._before_step)]
+        self._handles = [
+            stepping.register_step_pre_hook(self._before_step),
+            stepping.register_step_post_hook(self._after_step),
+        ]
         if model is not None:
             self._handles.append(model.register_forward_pre_hook(self._before_forward))
+            self._handles.append(model.register_forward_hook(self._after_forward))
         if criterion is not None:
             self._handles.append(criterion.register_forward_pre_hook(self._before_loss))
+            self._handles.append(criterion.register_forward_hook(self._after_loss))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and files of a tapped model or optimiser have hooks that do nothing."""
+        return Tap._of_a_copy, ()
+
+    @staticmethod
+    def _of_a_copy() -> Tap:
+        found = object.__new__(Tap)
+        found.releases, found.steps, found._wanted = [], 0, ()
+        found._optimizer, found._inputs, found._labels, found._handles = None, [], [], []
+        return found
 
     def detach(self) -> None:
         """Record no more."""
@@ -141,33 +161,97 @@ class Tap:
         return self.steps in self._wanted
 
     def _before_forward(self, model: nn.Module, given: tuple[Any, ...]) -> None:
-        """A batch, unless it is only evaluated."""
-        if given and model.training and torch.is_grad_enabled() and self._is_wanted():
-            self._inputs.append(given[0])
+        if torch.is_grad_enabled() and self._is_wanted():
+            if any(part.reached for part in self._inputs) and not self._holds_gradients():
+                self._forget()  # a backward pass whose gradients were thrown away
+            self._inputs.append(_Part(given[0] if given else None))
+
+    def _after_forward(self, model: nn.Module, given: tuple[Any, ...], output: object) -> None:
+        if torch.is_grad_enabled() and self._is_wanted() and self._inputs:
+            self._inputs[-1].follow(output)
 
     def _before_loss(self, criterion: nn.Module, given: tuple[Any, ...]) -> None:
-        if len(given) > 1 and torch.is_grad_enabled() and self._is_wanted():
-            self._labels.append(given[1])
+        if torch.is_grad_enabled() and self._is_wanted():
+            self._labels.append(_Part(given[1] if len(given) > 1 else None))
 
-    def _before_step(self, stepping: Any, *_: object) -> None:
+    def _after_loss(self, criterion: nn.Module, given: tuple[Any, ...], output: object) -> None:
+        if torch.is_grad_enabled() and self._is_wanted() and self._labels:
+            self._labels[-1].follow(output)
+
+    def _before_step(
+        self, stepping: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Record, where gradients are there; a closure has yet to compute them."""
+        closure = named.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._record(stepping)
+            return None
+        first = True
+
+        def evaluated() -> Any:
+            nonlocal first
+            loss = closure()
+            if first:
+                self._record(stepping)
+            first = False
+            return loss
+
+        if "closure" in named:
+            return args, named | {"closure": evaluated}
+        return (args[0], evaluated, *args[2:]), named
+
+    def _after_step(self, *_: object) -> None:
+        self._forget()
+
+    def _record(self, stepping: Any) -> None:
         if self._is_wanted():
-            groups = stepping.param_groups
-            trained = tuple(p for group in groups for p in group["params"] if p.requires_grad)
+            trained = _trained(stepping)
             self.releases.append(
                 Release(
                     step=self.steps,
                     parameters=trained,
                     weights=tuple(map(_copy, trained)),
-                    sent=tuple(
-                        _copy(torch.zeros_like(p) if p.grad is None else p.grad) for p in trained
-                    ),
+                    sent=tuple(_sent(p, getattr(stepping, "grad_scale", None)) for p in trained),
                     inputs=_joined(self._inputs),
                     labels=_joined(self._labels),
                     divisor=_divisor(self._optimizer),
                 )
             )
-        self._inputs, self._labels = [], []
+        self._forget()
         self.steps += 1
+
+    def _forget(self) -> None:
+        self._inputs, self._labels = [], []
+
+    def _holds_gradients(self) -> bool:
+        """Whether a batch in parts is under way; Opacus keeps the sum in an attribute."""
+        return any(
+            getattr(p, "summed_grad", None) is not None or (p.grad is not None and _any(p.grad))
+            for p in _trained(_stepping(self._optimizer))
+        )
+
+
+class _Part:
+    """Inputs or labels of a forward pass, copied before it; they count once gradients came by.
+
+    So a pass that failed, was an evaluation, or whose loss was left out, is no part of the batch.
+    """
+
+    def __init__(self, value: object) -> None:
+        self.value = _copy(value) if isinstance(value, Tensor) else None
+        self.reached = False
+
+    def follow(self, output: object) -> None:
+        """Learn from what was computed whether gradients come."""
+        tensors = _tensors(output)
+        if not tensors:  # of a kind that cannot be followed
+            self.reached = True
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(self._reach)
+
+    def _reach(self, gradient: Tensor) -> None:
+        self.reached = True
 
 
 def tap(
@@ -182,13 +266,28 @@ def tap(
     Args:
         optimizer: of torch, or Opacus' around one: then the gradient is that after clipping, noise
             and scaling, and a virtual step of a batch in parts is no step.
-        model: that it trains: its inputs are recorded too, when it runs in training mode.
+        model: that it trains: its inputs are recorded too, of passes that gradients came by.
         criterion: the loss as a module, called with outputs and labels: labels are recorded.
         steps: which to record, from 0 on; None: 0, 1, 2, 4, 8 and so on, eleven in 1,000.
 
     Raises:
-        LeakbenchError: what has no steps to attach to.
+        LeakbenchError: what has no steps to attach to, a model or criterion that is no module, or
+            steps that are no whole numbers.
     """
+    for name, module in (("model", model), ("criterion", criterion)):
+        if module is not None and not isinstance(module, nn.Module):
+            raise LeakbenchError(
+                f"tap: {name} is {type(module).__name__}; allowed: an nn.Module, as it is called"
+            )
+    if steps is not None:
+        numbers = isinstance(steps, range) or (
+            isinstance(steps, Collection)
+            and all(isinstance(step, int) and step >= 0 for step in steps)
+        )
+        if not numbers:
+            raise LeakbenchError(
+                f"tap: steps are {steps!r:.60}; allowed: a collection of whole numbers from 0 on"
+            )
     return Tap(optimizer, model, criterion, steps)
 
 
@@ -215,9 +314,43 @@ def _divisor(optimizer: Any) -> float | None:
     return float(expected * optimizer.accumulated_iterations)
 
 
+def _trained(stepping: Any) -> tuple[Tensor, ...]:
+    return tuple(p for group in stepping.param_groups for p in group["params"] if p.requires_grad)
+
+
+def _sent(parameter: Tensor, scale: Tensor | None) -> Tensor:
+    """Its gradient; 0 where there is none. scale: that fused optimisers undo themselves (AMP)."""
+    if parameter.grad is None:
+        return _copy(torch.zeros_like(parameter))
+    found = _copy(parameter.grad.to_dense())
+    return found if scale is None else found / scale.to(found)
+
+
+def _any(gradient: Tensor) -> bool:
+    return bool(gradient._nnz() if gradient.is_sparse else gradient.any())
+
+
 def _copy(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True)
 
 
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return torch.cat([_copy(part) for part in parts]) if parts else None
+def _joined(parts: list[_Part]) -> Tensor | None:
+    """Of a batch in parts; None without any, or of a kind or shapes that make no batch."""
+    values = [part.value for part in parts if part.reached]
+    known = [value for value in values if value is not None and value.ndim]
+    if not known or len(known) < len(values):
+        return None
+    if len({(value.shape[1:], value.dtype) for value in known}) > 1:
+        return None
+    return torch.cat(known)
+
+
+def _tensors(output: object) -> list[Tensor]:
+    """In what a module returns: a tensor, or tuples, lists and tables of them."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return _tensors(list(output.values()))
+    if isinstance(output, tuple | list):
+        return [tensor for part in output for tensor in _tensors(part)]
+    return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 from typing import Any
 
@@ -145,6 +147,136 @@ def test_any_optimiser_of_torch_and_evaluation_between_steps() -> None:
     assert lb.attack(leak, "analytic").score()["mse_raw"].iloc[0] < 1e-8
 
 
+def gradient(release: Any) -> list[Tensor]:
+    """Of what was recorded, at the weights that were recorded."""
+    model = network()
+    with torch.no_grad():
+        for own, value in zip(model.parameters(), release.weights, strict=True):
+            own.copy_(value)
+    loss = nn.functional.cross_entropy(model(release.inputs), release.labels)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def failed(model: nn.Module, loss: Any, optimizer: Any) -> None:
+    model(X[50:54])  # and an error before the loss
+
+
+def left_out(model: nn.Module, loss: Any, optimizer: Any) -> None:
+    loss(model(X[50:54]), Y[50:54])  # not finite, say
+
+
+def thrown_away(model: nn.Module, loss: Any, optimizer: Any) -> None:
+    loss(model(X[50:54]), Y[50:54]).backward()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def evaluated(model: nn.Module, loss: Any, optimizer: Any) -> None:
+    model.eval()
+    loss(model(X[50:54]), Y[50:54])
+
+
+@pytest.mark.parametrize("before", [failed, left_out, thrown_away, evaluated])
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_the_batch_of_a_step_is_that_whose_gradient_is_stepped_with(
+    before: Any, closure: bool, kind: Any
+) -> None:
+    if kind is torch.optim.LBFGS and not closure:
+        return  # it takes nothing else
+    model, criterion = network(), nn.CrossEntropyLoss()
+    optimizer = kind(model.parameters(), lr=0.1)
+    buffer = torch.empty_like(X[:4])
+
+    def compute() -> Tensor:
+        optimizer.zero_grad()
+        buffer.copy_(X[:4])
+        loss: Tensor = criterion(model(buffer), Y[:4])
+        loss.backward()
+        buffer.zero_()  # as who reads the next batch into the same memory
+        return loss
+
+    with lb.tap(optimizer, model=model, criterion=criterion, steps=range(9)) as tap:
+        for _ in range(2):
+            before(model, criterion, optimizer)
+            if not closure:
+                compute()
+            optimizer.step(*[compute][: int(closure)])
+    assert [release.step for release in tap.releases] == [0, 1]
+    for release in tap.releases:
+        assert torch.equal(release.inputs, X[:4]) and torch.equal(release.labels, Y[:4])
+        for sent, own in zip(release.sent, gradient(release), strict=True):
+            torch.testing.assert_close(sent, own)
+
+
+def test_loss_scaling_that_the_optimiser_undoes_is_undone() -> None:
+    model, criterion = network(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with lb.tap(optimizer, model=model, criterion=criterion) as tap:
+        scaler.scale(criterion(model(X[:4]), Y[:4])).backward()
+        scaler.step(optimizer)
+    for sent, own in zip(tap.releases[0].sent, gradient(tap.releases[0]), strict=True):
+        torch.testing.assert_close(sent, own)
+
+
+class Words(nn.Module):
+    """Takes a table, gives one, and has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3, sparse=True)
+
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"logits": self.table(given["words"]).mean(dim=1)}
+
+
+def test_a_training_of_another_kind_goes_on_and_its_batch_is_not_recorded() -> None:
+    model, criterion = Words(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lb.tap(optimizer, model=model, criterion=criterion, steps=range(9)) as tap:
+        logits = model({"words": torch.tensor([[1, 2]])})["logits"]
+        criterion(logits[0], torch.tensor(1)).backward()  # a label without an axis
+        optimizer.step()
+    (release,) = tap.releases
+    assert release.inputs is None and release.labels is None
+    assert release.sent[0].layout == torch.strided and (release.sent[0][1:3] != 0).all()
+
+
+def test_a_tapped_model_is_copied_and_leaked_and_the_copy_records_nothing() -> None:
+    model, criterion = network(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tap = lb.tap(optimizer, model=model, criterion=criterion, steps=range(9))
+    criterion(model(X[:1]), Y[:1]).backward()
+    optimizer.step()
+    twin = copy.deepcopy(model)
+    twin(X[:1]).sum().backward()
+    assert torch.equal(tap.releases[0].leak(model).truth[0], X[:1])
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert len(file.getvalue()) < 200_000  # weights, and no recorded batch
+    optimizer.zero_grad()
+    criterion(model(X[1:2]), Y[1:2]).backward()
+    optimizer.step()
+    assert torch.equal(tap.releases[1].inputs, X[1:2]) and len(tap.releases) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": 3}, "model is int; allowed: an nn.Module"),
+        ({"criterion": nn.functional.cross_entropy}, "criterion is function; allowed"),
+        ({"steps": 3}, "steps are 3; allowed: a collection of whole numbers"),
+        ({"steps": [-1]}, r"steps are \[-1\]"),
+        ({"steps": iter([1])}, "steps are <list_iterator"),
+    ],
+)
+def test_a_refused_tap_leaves_the_optimiser_alone(given: dict[str, Any], said: str) -> None:
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(LeakbenchError, match=said):
+        lb.tap(optimizer, **given)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
 def test_what_cannot_be_tapped_is_refused() -> None:
     with pytest.raises(LeakbenchError, match="Linear is no optimiser"):
         lb.tap(nn.Linear(2, 2))
@@ -158,3 +290,7 @@ def test_what_cannot_be_tapped_is_refused() -> None:
         tap.releases[0].leak(model, X[:0], Y[:0])
     with pytest.raises(LeakbenchError, match="trained another module"):
         tap.releases[0].leak(network(), X[:1], Y[:1])
+    with pytest.raises(LeakbenchError, match="model is int; allowed"):
+        tap.releases[0].leak(3, X[:1], Y[:1])  # type: ignore[arg-type]
+    with pytest.raises(LeakbenchError, match="weights are recorded; leave them out"):
+        tap.releases[0].leak(model, X[:1], Y[:1], weights={})
