@@ -280,9 +280,10 @@ def tap(
                 f"tap: {name} is {type(module).__name__}; allowed: an nn.Module, as it is called"
             )
     if steps is not None:
-        numbers = isinstance(steps, range) or (
-            isinstance(steps, Collection)
-            and all(isinstance(step, int) and step >= 0 for step in steps)
+        given: object = steps
+        numbers = isinstance(given, range) or (
+            isinstance(given, Collection)
+            and all(isinstance(step, int) and step >= 0 for step in given)
         )
         if not numbers:
             raise LeakbenchError(
