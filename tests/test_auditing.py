@@ -181,7 +181,7 @@ class Picture:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no mechanism": (lambda m, x, y: lb.audit(m, (x, y), 3), "3 is no mechanism; allowed: a DP"),
+    "no mechanism": (lambda m, x, y: lb.audit(m, (x, y), 3), "int is no mechanism; allowed: a DP"),
     "nothing": (lambda m, x, y: lb.audit(m, (x, y), None), "config is None"),
     "two": (lambda m, x, y: lb.audit(m, (x, y), no_noise, mechanism=no_noise), "be a DPConfig"),
     "no clip": (
@@ -222,6 +222,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "claim": (
         lambda m, x, y: lb.audit(m, (x, y), config(), claim={"epsilon": 8}), "claim is dict"
+    ),
+    "attacks": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), attacks=None), "attacks are NoneType"
+    ),
+    "target": (
+        lambda m, x, y: lb.audit(m, (x, y), config(), target={"epsilon": 8}), "target is dict"
+    ),
+    "number": (lambda m, x, y: lb.Claim(epsilon="8", delta=1e-5), "claim: epsilon is str; allowed"),
+    "no weight": (
+        lambda m, x, y: lb.audit(
+            m, (x, y), config(), trained={name: None for name, _ in m.named_parameters()}
+        ),
+        r"trained\['1.weight'\] must have shape \(8, 49\), got None",
+    ),
+    "optimiser": (
+        lambda m, x, y: lb.audit(m, (x, y), torch.optim.SGD(m.parameters(), lr=0.1)),
+        "SGD is no mechanism",
     ),
     "seconds": (
         lambda m, x, y: lb.audit(m, (x, y), config(), attack_seconds=-1), "attack_seconds must be"

@@ -249,6 +249,13 @@ def one_number_a_tensor(g: Tensors) -> Tensors:
     return {name: value + torch.randn(()) for name, value in summed(clip_flat(g)).items()}
 
 
+def one_number_a_row(g: Tensors) -> Tensors:
+    """Noise of shape (rows, 1), which is broadcast."""
+    return {
+        k: v + torch.randn(v.shape[0], *[1] * (v.ndim - 1)) for k, v in summed(clip_flat(g)).items()
+    }
+
+
 def uniform_noise(g: Tensors) -> Tensors:
     return {
         name: value + (2 * torch.rand(value.shape) - 1) * math.sqrt(3)
@@ -331,6 +338,7 @@ WRONG: dict[str, tuple[Callable[[], Mechanism], dict[str, float]]] = {
     "each layer clipped to C, charged once": (lambda: layers_charged_once, {}),
     "noise only where something was clipped": (lambda: noise_if_clipped, {}),
     "one number of noise a tensor": (lambda: one_number_a_tensor, {}),
+    "one number of noise a row": (lambda: one_number_a_row, {}),
     "uniform noise": (lambda: uniform_noise, {}),
     "noise cut off at 3 std": (lambda: truncated_noise, {}),
     "norm of the whole batch": (lambda: norm_of_the_batch, {}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from leakbench.audits.findings import PanelFinding, Pictures, Rate
 from leakbench.audits.observing import Promise
 from leakbench.contracts import Model, Weights
 from leakbench.dp_config import DPConfig
+from leakbench.errors import LeakbenchError
 from leakbench.scoring import AttackResult
 from leakbench.statistics import wilson
 
@@ -52,6 +53,10 @@ def chosen(attacks: Attacks, weights: Weights) -> dict[str, dict[str, Any]]:
         attacks = SMALL if count <= _LARGE else LARGE
     if isinstance(attacks, str):
         attacks = [attacks]
+    if not isinstance(attacks, Collection):
+        raise LeakbenchError(
+            f"audit: attacks are {type(attacks).__name__}; allowed: names, or names with parameters"
+        )
     if not isinstance(attacks, Mapping):
         attacks = {name: SMALL.get(name, {}) for name in attacks}
     named = {name: dict(own) for name, own in attacks.items()}

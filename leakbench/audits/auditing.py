@@ -109,6 +109,8 @@ def audit(
     require_in("audit", "[0, inf)", train_seconds=train_seconds)
     if claim is not None and not isinstance(claim, Claim):
         raise LeakbenchError(f"audit: claim is {type(claim).__name__}; allowed: a Claim")
+    if target is not None and not isinstance(target, Target):
+        raise LeakbenchError(f"audit: target is {type(target).__name__}; allowed: a Target")
     settings, code = _mechanism(config, mechanism)
     trained_on = 0 if settings is None or not train_seconds else settings.examples
     inputs, labels = _examples(data, max(candidates, victims, trained_on))
@@ -193,8 +195,8 @@ def _mechanism(config: object, mechanism: object | None) -> tuple[DPConfig | Non
         raise LeakbenchError("audit: beside a mechanism, config must be a DPConfig")
     if code is not None and not is_optimizer(code) and not callable(code):
         raise LeakbenchError(
-            f"audit: {code!r:.60} is no mechanism; allowed: a DPConfig, a callable from gradients "
-            "to a release, or an optimiser of Opacus"
+            f"audit: {type(code).__name__} is no mechanism; allowed: a DPConfig, a callable from "
+            "gradients to a release, or an optimiser of Opacus"
         )
     if settings is None and code is None:
         raise LeakbenchError("audit: config is None; allowed: a DPConfig, or a mechanism")
@@ -300,8 +302,13 @@ def _require_labels(labels: Tensor, outputs: int | None) -> None:
 
 
 def _require_alike(what: str, given: Weights, own: Weights) -> None:
+    table: object = given
+    if not isinstance(table, Mapping):
+        kind = type(table).__name__
+        raise LeakbenchError(f"audit: {what} are {kind}; allowed: tensors by name")
     for name in dict.fromkeys((*own, *given)):
-        shapes = [tuple(held[name].shape) if name in held else None for held in (own, given)]
+        values = [held.get(name) for held in (own, given)]
+        shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
         if shapes[0] != shapes[1]:
             raise LeakbenchError(
                 f"audit: {what}['{name}'] must have shape {shapes[0]}, got {shapes[1]}"

@@ -272,13 +272,14 @@ def _is_large(shapes: Mapping[str, Sequence[int]]) -> bool:
 
 
 def _balanced(shapes: Mapping[str, Sequence[int]], generator: torch.Generator) -> dict[str, Tensor]:
-    """A direction of norm 1, as much in each tensor, whose values there add up to 0: noise that is
-    the same in a whole tensor cancels in it."""
+    """A direction of norm 1, as much in each tensor, whose values add up to 0 along each axis:
+    noise that is the same in a whole tensor, or along an axis of it, cancels in it."""
     found = {}
     for name, shape in shapes.items():
         drawn = torch.randn(tuple(shape), generator=generator)
-        if drawn.numel() > 1:
-            drawn = drawn - drawn.mean()
+        for axis, size in enumerate(drawn.shape):
+            if size > 1:
+                drawn = drawn - drawn.mean(dim=axis, keepdim=True)
         found[name] = drawn / torch.linalg.vector_norm(drawn) / math.sqrt(len(shapes))
     return found
 

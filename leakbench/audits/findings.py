@@ -60,6 +60,9 @@ class Claim:
             raise LeakbenchError("claim: epsilon means nothing without delta; give both")
         for name in ("epsilon", "sensitivity", "noise_std", "clip"):
             value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float):
+                kind = type(value).__name__
+                raise LeakbenchError(f"claim: {name} is {kind}; allowed: a number")
             if value is not None and not 0 <= value < math.inf:
                 raise LeakbenchError(f"claim: {name} must be at least 0 and finite, got {value}")
         if self.delta is not None and not 0 < self.delta < 1:
