@@ -334,3 +334,15 @@ def test_one_logit_with_labels_as_a_column_of_floats(data: Data) -> None:
     seen = {one.observer: one for one in report.observers}
     assert seen["type2"].panel[0].matched is not None
     assert seen["type2"].panel[0].matched.count == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[" * 100_000, None, "[]", '{"schema": 1}', '{"schema": 1, "observers": [3]}'],
+    ids=["empty", "deep", "none", "list", "bare", "numbers"],
+)
+def test_what_is_no_report_is_refused(text: Any) -> None:
+    with pytest.raises(LeakbenchError, match="^audit report: "):
+        AuditReport.from_json(text)
+    with pytest.raises(LeakbenchError, match="cannot write: embedded null byte"):
+        AuditReport(question="", setting="", config={}, observers=()).save("a\0.json")

@@ -253,13 +253,13 @@ class AuditReport:
         """
         try:
             found = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise LeakbenchError(f"audit report: no JSON ({error})") from None
         if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
             raise LeakbenchError(f"audit report: no report of schema {SCHEMA}")
         try:
             return _report(found)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LeakbenchError(f"audit report: a field is missing or unknown ({error})") from None
 
     def save(self, path: str | Path) -> Path:
@@ -279,6 +279,8 @@ class AuditReport:
             path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+        except ValueError as error:  # a NUL in the path
+            raise LeakbenchError(f"{str(path)!r}: cannot write: {error}") from None
         return path
 
 
