@@ -342,7 +342,7 @@ def test_one_logit_with_labels_as_a_column_of_floats(data: Data) -> None:
     ids=["empty", "deep", "none", "list", "bare", "numbers"],
 )
 def test_what_is_no_report_is_refused(text: Any) -> None:
-    with pytest.raises(LeakbenchError, match="^audit report: "):
+    with pytest.raises(LeakbenchError, match=r"^audit report: "):
         AuditReport.from_json(text)
     with pytest.raises(LeakbenchError, match="cannot write: embedded null byte"):
         AuditReport(question="", setting="", config={}, observers=()).save("a\0.json")
