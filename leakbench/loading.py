@@ -91,7 +91,7 @@ class LoadedRun:
             LeakbenchError: the run attacks nothing, or not these victims; another `pick`.
         """
         from leakbench.report import gallery
-        from leakbench.report.words import Pick
+        from leakbench.report.kinds import Pick
 
         if pick not in list(Pick):
             raise unknown_name("pick", pick, tuple(Pick), "gallery")

@@ -23,7 +23,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.report import outcome_figures, pictures, renderings, strips
 from leakbench.report.answer import Answer, Step, answer
 from leakbench.report.content import DatasetEntry, Note, Report
-from leakbench.report.words import FigureKind
+from leakbench.report.kinds import FigureKind
 from leakbench.statistics import Interval
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -835,7 +835,7 @@ def test_other_arithmetic_makes_a_new_cell(suite: str, other: str) -> None:
 
 def cli_report(folder: Path) -> tuple[int, str]:
     """`leakbench report` of a run."""
-    done = CliRunner().invoke(cli.app, ["report", str(folder)])
+    done = CliRunner().invoke(cli.app, ["report", "--full", str(folder)])
     return done.exit_code, done.output
 
 

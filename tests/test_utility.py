@@ -477,7 +477,8 @@ def test_costs_stand_beside_the_worst_attack(done: tuple[Plan, Path]) -> None:
     assert entries["none"].verdict == "sample data"  # .3 after 4 rounds, on 4,000 digits
     text = renderings.to_markdown(report)
     assert "Leakage, accuracy, privacy and cost" in text
-    line = next(line for line in text.splitlines() if line.startswith("| Fed-CDP"))
+    whole = text.split("## All of it")[1].splitlines()
+    line = next(line for line in whole if line.startswith("| Fed-CDP"))
     assert "replace-one" in line and "not amplified" in line and "3 of 20" in line
 
 
@@ -531,7 +532,8 @@ def test_the_command_line_shows_trainings(write: Write, tmp_path: Path) -> None:
     assert "3 trainings of 4 rounds each" in said.output
     made = cli.invoke(app, ["run", path, "--out", str(tmp_path / "run"), "--workers", "1"])
     assert made.exit_code == 0
-    assert "x undefended" in made.output
+    assert "Accuracy after training: undefended (0." in made.output
+    assert "x undefended" in cli.invoke(app, ["report", "--full", str(tmp_path / "run")]).output
     again = cli.invoke(app, ["report", str(tmp_path / "run"), "--format", "json"])
     assert [entry["row"] for entry in json.loads(again.output)["costs"]] == ["none", "cdp", "sdp"]
 

@@ -11,7 +11,7 @@ from leakbench.commands.options import RunArgument
 from leakbench.commands.output import say
 from leakbench.commands.report import content_of, existing_run
 from leakbench.errors import LeakbenchError
-from leakbench.report.words import FigureKind
+from leakbench.report.kinds import FigureKind
 
 
 def figure(

@@ -16,7 +16,7 @@ import typer
 from leakbench.commands.options import RUNS, RunArgument
 from leakbench.commands.output import say, write
 from leakbench.errors import LeakbenchError
-from leakbench.report.words import Pick
+from leakbench.report.kinds import Pick
 
 if TYPE_CHECKING:
     from leakbench.records import Run

@@ -16,12 +16,13 @@ from typing import Literal
 
 from leakbench.report.content import Entry, Report, ReportCell, RuleEntry
 from leakbench.report.verdicts import decisive
-from leakbench.report.words import ceiling_words, compact, model_words, rate_words
+from leakbench.report.words import ceiling_words, compact, model_words, rate_words, share_words
 from leakbench.statistics import Interval
 
-Kind = Literal["leaked", "named", "held", "unclear", "not reproduced", "not measured"]
+Kind = Literal["leaked", "named", "held", "unclear", "not measured", "not reproduced", "trained"]
 """What a sentence says. leaked: victims were recovered; named: they were not, and yet more of them
-were named than by guessing; held: neither; unclear: too few trials to say."""
+were named than by guessing; held: neither; unclear: too few trials to say; trained: what the
+networks of the rows are worth."""
 
 _SHOWN = 6  # rows that a sentence lists
 _NO_BOUND = 0.99  # a ceiling from here on excludes nothing
@@ -153,7 +154,7 @@ def _strip(report: Report, dataset: str, title: str, cells: Sequence[ReportCell]
     return Strip(
         dataset=dataset,
         title=title,
-        sentences=tuple(_sentences(rows, of_rows)),
+        sentences=(*_sentences(rows, of_rows), *_trained(report, dataset)),
         headers=headers,
         rows=rows,
         setting=_setting(report, cells),
@@ -461,6 +462,22 @@ def _by_reading(rates: Sequence[float]) -> str:
         return next(iter(counts))
     of = [f"{rate} in {n} reading{'s' * (n > 1)}" for rate, n in sorted(counts.items())]
     return f"{', '.join(of[:-1])} and {of[-1]}"
+
+
+def _trained(report: Report, dataset: str) -> list[Sentence]:
+    """Accuracy and epsilon of the trainings."""
+    done = [entry for entry in report.costs if entry.dataset == dataset and entry.networks]
+    if not done:
+        return []
+    parts = [Part(text="Accuracy after training: ")]
+    for number, entry in enumerate(done[:_SHOWN]):
+        privacy = entry.privacy
+        known = privacy is not None and privacy.epsilon is not None
+        epsilon = f", epsilon {compact(privacy.epsilon)}" if privacy and known else ""
+        joint = "; " if number else ""
+        parts.append(Part(text=f"{joint}{entry.label} ({share_words(entry.accuracy)}{epsilon})"))
+    more = f" and {len(done) - _SHOWN} more rows" if len(done) > _SHOWN else ""
+    return [Sentence(kind="trained", parts=(*parts, Part(text=f"{more}.")))]
 
 
 def _why(cell: ReportCell) -> str:

@@ -23,6 +23,7 @@ from leakbench.report.drawing import (
     blocks_of,
     sheet_of,
 )
+from leakbench.report.kinds import Pick
 from leakbench.report.measured import LabelledRule, rules_of
 from leakbench.report.shots import (
     Candidates,
@@ -33,7 +34,6 @@ from leakbench.report.shots import (
     shown,
 )
 from leakbench.report.victims import Chosen, Shelf, Victim, check_ids, choose
-from leakbench.report.words import Pick
 from leakbench.spec import Plan
 
 NO_GRADIENT = "needs no gradient"

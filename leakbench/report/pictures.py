@@ -7,7 +7,7 @@ from leakbench.manifest import Manifest
 from leakbench.records import Run
 from leakbench.report import ladder_figure, outcome_figures, training_figure
 from leakbench.report.content import Report
-from leakbench.report.words import FIGURES, FigureKind
+from leakbench.report.kinds import FIGURES, FigureKind
 
 
 def picture(store: Run, known: Manifest, content: Report, kind: FigureKind, suffix: str) -> bytes:

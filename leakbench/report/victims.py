@@ -14,7 +14,7 @@ from leakbench.described import PlannedCell
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.records import Key, Record, Run
 from leakbench.report.drawing import Image
-from leakbench.report.words import Pick
+from leakbench.report.kinds import Pick
 from leakbench.spec import JUDGED, Cell, Plan
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from leakbench.report.content import Attacker, CostEntry, FinalEpsilon, Note, ReportCell
 from leakbench.statistics import Interval
@@ -25,36 +24,6 @@ _CONVENTIONS = {
     "mean": "mean, after tap",
     "sum": "sum, after tap",
 }
-
-
-class FigureKind(StrEnum):
-    """What a figure is of."""
-
-    threshold = "threshold"
-    effort = "effort"
-    printed = "printed"
-    ladder = "ladder"
-    training = "training"
-
-
-class Pick(StrEnum):
-    """Which victims: those at the suite's quantiles of the raw MSE in its reference cell, the best
-    or the worst reconstructed there, or those of given numbers, of every network."""
-
-    quantiles = "quantiles"
-    best = "best"
-    worst = "worst"
-    ids = "ids"
-
-
-FIGURES = {
-    FigureKind.threshold: "Success against threshold, in every reading of a printed MSE",
-    FigureKind.effort: "Success against gradient evaluations",
-    FigureKind.printed: "Printed numbers against ours",
-    FigureKind.ladder: "Rates, errors and their bounds against the noise",
-    FigureKind.training: "Accuracy, norms, scales of the mechanism and updates over the training",
-}
-"""What each figure shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
