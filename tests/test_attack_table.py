@@ -46,7 +46,13 @@ def refused(
     return lb.attack(leak, name, **few)[name].reason
 
 
-@pytest.mark.parametrize("name", said())
+COSTLY = ("gauss_newton",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in COSTLY else ()) for name in said()],
+)
 def test_the_table_of_attacks_is_right(name: str) -> None:
     batch, steps, binary = said()[name]
     assert (refused(name, 3) == "") == batch
