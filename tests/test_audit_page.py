@@ -114,6 +114,14 @@ def test_the_answer_comes_first_worst_observer_first() -> None:
     assert seen.index("claim is wrong") < seen.index("8 of 10") < seen.index("The setting")
 
 
+def test_who_names_from_a_list_is_worse_than_who_recovers_nothing() -> None:
+    nothing, named = attack(0, 0), attack(0, 5)
+    listed = replace(named, attack="candidates", exact=None, identified=None,
+                     matched=named.identified)  # fmt: skip
+    found = report(observers=(replace(SERVER, panel=(nothing, listed)),))
+    assert "5 of 10 examples were named" in wording.document(found).views[0].sentences[0]
+
+
 def test_a_claim_that_holds_does_not_hide_a_leak() -> None:
     holds = replace(CLAIM, verdict="holds")
     inside = replace(SERVER, observer="type2", who="who reads inside", panel=(attack(8, 8),))

@@ -325,7 +325,7 @@ def _strength(attack: PanelFinding) -> tuple[float, float, bool]:
 
 
 def _share(rate: Rate | None) -> float:
-    return -1.0 if rate is None else rate.count / max(rate.trials, 1)
+    return 0.0 if rate is None else rate.count / max(rate.trials, 1)
 
 
 def _worst(observers: Iterable[ObserverFinding]) -> tuple[ObserverFinding, PanelFinding] | None:
