@@ -75,7 +75,7 @@ def test_its_cells_about_tables_run(
         quick = tables[2].replace("trials=1000, train_seconds=15", "trials=100, victims=2")
         run(quick.replace(', "gradinv"', ""), names)
     assert "Inside the training" in (tmp_path / "rows.html").read_text(encoding="utf-8")
-    assert "nothing is promised" in capsys.readouterr().out
+    assert "Nothing is promised" in capsys.readouterr().out
     assert (table.status == "ok").all() and len(table) == 4
 
 

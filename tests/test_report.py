@@ -25,7 +25,7 @@ from leakbench.described import PlannedCell, priors_of
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.manifest import Manifest
 from leakbench.records import Key, Record, Run, key
-from leakbench.report import answer, cells, drawing, gallery, renderings, words
+from leakbench.report import answer, cells, drawing, gallery, kinds, renderings, words
 from leakbench.report.content import (
     Effort,
     Note,
@@ -991,12 +991,12 @@ def test_victims_of_a_gallery_are_best_worst_or_of_given_numbers(
         return [(each.record["network"], each.record["victim"]) for each in found.chosen.victims]
 
     assert picked(gallery.Look()) == [(0, 0), (0, 1)]  # the suite: median and worst
-    assert picked(gallery.Look(pick=words.Pick.best)) == [(1, 6)]
-    assert picked(gallery.Look(pick=words.Pick.worst)) == [(0, 1)]
-    asked = gallery.Look(pick=words.Pick.ids, ids=(7, 2, 0, 7))
+    assert picked(gallery.Look(pick=kinds.Pick.best)) == [(1, 6)]
+    assert picked(gallery.Look(pick=kinds.Pick.worst)) == [(0, 1)]
+    asked = gallery.Look(pick=kinds.Pick.ids, ids=(7, 2, 0, 7))
     assert picked(asked) == [(1, 7), (0, 2), (1, 2), (0, 0), (1, 0)]
     with pytest.raises(LeakbenchError, match=r"no trial of victim 8, 12; .* of 0 to 7$"):
-        gallery.sections(run, plan, [bare], gallery.Look(pick=words.Pick.ids, ids=(12, 1, 8)), [])
+        gallery.sections(run, plan, [bare], gallery.Look(pick=kinds.Pick.ids, ids=(12, 1, 8)), [])
 
 
 def test_gallery_survives_missing_files_and_a_missing_reference(plan: Plan, tmp_path: Path) -> None:
