@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import re
 from collections.abc import Iterable, Iterator
 
-import jinja2
 import matplotlib.image
 
 from leakbench.audits.findings import AuditReport, Images
 from leakbench.audits.wording import ATTACK_HEADER, WORDS, Document, View, document, plain, sentence
 from leakbench.report.drawing import enlarged
+from leakbench.report.pages import embedded, environment
 
 FOLDED_FROM = 6
 """Of a list, further lines are folded, so that a long one does not hide what follows."""
@@ -21,15 +20,9 @@ FOLDED_FROM = 6
 
 def page(report: AuditReport) -> str:
     """HTML that needs nothing from outside: pictures are embedded, no script, light and dark."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("leakbench.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"pictures": pictures, "sentence": sentence, "plain": plain}
-    return environment.get_template("audit.html.j2").render(
+    templates = environment()
+    templates.filters |= {"pictures": pictures, "sentence": sentence, "plain": plain}
+    return templates.get_template("audit.html.j2").render(
         document=document(report), words=WORDS, header=ATTACK_HEADER, folded_from=FOLDED_FROM
     )
 
@@ -43,8 +36,7 @@ def pictures(images: Images) -> list[str]:
         matplotlib.image.imsave(
             buffer, enlarged(image), format="png", metadata={"Software": "leakbench"}
         )
-        content = base64.b64encode(buffer.getvalue()).decode("ascii")
-        found.append(f"data:image/png;base64,{content}")
+        found.append(embedded(buffer.getvalue()))
     return found
 
 

@@ -17,13 +17,13 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-import jinja2
 import markupsafe
 
 from leakbench import frames
 from leakbench.report import strips
 from leakbench.report.answer import answer
 from leakbench.report.content import CostEntry, Report
+from leakbench.report.pages import embedded, environment
 from leakbench.report.strips import strip_table
 from leakbench.report.tables import arrange, where_words
 from leakbench.report.words import Table, printable
@@ -105,21 +105,18 @@ def to_html(
     figures: Mapping[str, bytes] = MappingProxyType({}),
 ) -> str:
     """One page that needs nothing from outside; pictures, PNG by their words, are embedded."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("leakbench.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
-        document=arrange(report),
-        answer=answer(report),
-        words=strips,
-        gallery=_embedded(gallery_png),
-        figures={words: _embedded(png) for words, png in figures.items()},
-        scripts=_scripts(),
-        reproduce=_reproduce(report),
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            document=arrange(report),
+            answer=answer(report),
+            words=strips,
+            gallery=None if gallery_png is None else embedded(gallery_png),
+            figures={words: embedded(png) for words, png in figures.items()},
+            scripts=_scripts(),
+            reproduce=_reproduce(report),
+        )
     )
 
 
@@ -155,13 +152,6 @@ def _reproduce(report: Report) -> str:
         command.append("--fast")
     lines = [shlex.join(map(printable, command)), f"# {printable(where_words(asked))}"]
     return "\n".join(lines)
-
-
-def _embedded(png: bytes | None) -> str | None:
-    """A picture as an address that holds it."""
-    if png is None:
-        return None
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def markdown_table(table: Table) -> str:
