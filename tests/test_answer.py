@@ -186,7 +186,8 @@ def test_the_nearest_reading_stands_beside_print(table3: Report) -> None:
 def test_figures_hold_text_and_repeat(kind: str) -> None:
     store = existing_run(RESULTS / "tifs_table3-quick")
     known, content = manifest.read(store), content_of(store)
-    make = functools.partial(pictures.picture, store, known, content, FigureKind(kind))
+    drawn = pictures.Drawn(known=known, records=store.records(), content=content)
+    make = functools.partial(drawn.picture, FigureKind(kind))
     svg = make(".svg")
     assert svg == make(".svg")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg.decode())

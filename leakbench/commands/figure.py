@@ -32,11 +32,14 @@ def figure(
     """Draw what a run found, as PNG or SVG."""
     store = existing_run(run)
     from leakbench import manifest
-    from leakbench.report.pictures import picture
+    from leakbench.report.pictures import Drawn
 
     path = out if out is not None else store.folder / f"{kind.value}.png"
     try:
-        made = picture(store, manifest.read(store), content_of(store), kind, path.suffix)
+        drawn = Drawn(
+            known=manifest.read(store), records=store.records(), content=content_of(store)
+        )
+        made = drawn.picture(kind, path.suffix)
     except LeakbenchError as error:
         raise LeakbenchError(f"{store.folder}: {error}") from None
     try:

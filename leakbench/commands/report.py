@@ -216,6 +216,7 @@ def _render(store: Run, content: Report, format: Format) -> str:
 def _figures(store: Run, content: Report) -> dict[str, bytes]:
     """Every figure that has something to show."""
     from leakbench import manifest
-    from leakbench.report.pictures import all_pictures
+    from leakbench.report.pictures import Drawn
 
-    return all_pictures(store, manifest.read(store), content)
+    drawn = Drawn(known=manifest.read(store), records=store.records(), content=content)
+    return drawn.all_pictures()

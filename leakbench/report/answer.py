@@ -37,6 +37,7 @@ class Step(Entry):
         rate: of the worst attacker, with its 95 % interval; a ceiling has no ends. Of the paper's
             rule in several readings it is the lowest, and `highest` the highest.
         attacker: who gets that far: attack and knowledge; "" for a ceiling.
+        row, knowledge: the cell of that attacker; "" for a ceiling.
         naive: of attackers who ignore the defense, where others were tried beside them.
     """
 
@@ -45,6 +46,8 @@ class Step(Entry):
     attacker: str
     highest: float | None = None
     naive: float | None = None
+    row: str = ""
+    knowledge: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class StripRow(Entry):
         trials: of the worst attacker. steps: in the order of `Step.name`, without what is not
             measured.
         kind: of the sentence that speaks of it.
-        chance: of naming a victim without a look. mse: smallest median error, clamped.
+        chance: of naming a victim without a look.
     """
 
     dataset: str
@@ -66,7 +69,6 @@ class StripRow(Entry):
     steps: tuple[Step, ...]
     kind: Kind
     chance: float | None
-    mse: float | None
 
     def step(self, name: str) -> Step | None:
         """The rate of this name."""
@@ -216,7 +218,6 @@ def _row(cells: Sequence[ReportCell], measures: Mapping[str, Sequence[RuleEntry]
         steps=tuple(steps),
         kind=_kind(steps, chance),
         chance=chance,
-        mse=min((c.mse_clamped for c in measured if c.mse_clamped is not None), default=None),
     )
 
 
@@ -248,6 +249,8 @@ def _worst(
         attacker=f"{worst.attack} {worst.knowledge}" if several else worst.knowledge,
         highest=None if most(found) == lowest.value else most(found),
         naive=max(naive) if 0 < len(naive) < len(rates) else None,
+        row=worst.row,
+        knowledge=worst.knowledge,
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import matplotlib
 import matplotlib.style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from leakbench.errors import LeakbenchError
 
@@ -43,6 +45,20 @@ def written(draw: Callable[[], Figure], suffix: str) -> bytes:
         metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
         figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata)
     return buffer.getvalue()
+
+
+def plain_axes(axes: Axes) -> None:
+    """Small ticks, a pale grid, no box."""
+    axes.tick_params(labelsize=7, length=2, pad=1.5)
+    axes.grid(True, color="#e3e6ea", linewidth=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def raw_names(legend: Legend) -> None:
+    """Names as they are: a dollar sign begins no formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def text_at(

@@ -20,7 +20,15 @@ from matplotlib.figure import Figure
 
 from leakbench.errors import LeakbenchError
 from leakbench.report.content import Report, ReportCell
-from leakbench.report.figures import DPI, LOOKS, check_suffix, text_at, written
+from leakbench.report.figures import (
+    DPI,
+    LOOKS,
+    check_suffix,
+    plain_axes,
+    raw_names,
+    text_at,
+    written,
+)
 from leakbench.report.words import compact, model_words
 from leakbench.spec import Plan
 
@@ -224,17 +232,13 @@ def _panel(axes: Axes, ladder: Ladder, panel: Panel) -> None:
         axes.set_ylim(-0.03, 1.03)
     else:
         axes.set_yscale("log")
-    axes.tick_params(labelsize=7, length=2, pad=1.5)
-    axes.grid(True, color="#e3e6ea", linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes)
     if lines:
         legend = axes.legend(
             fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, borderaxespad=0,
             handlelength=3.6,
         )  # fmt: skip
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        raw_names(legend)
 
 
 def _places(numbers: Sequence[float]) -> dict[float, float]:

@@ -19,8 +19,16 @@ from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record
 from leakbench.report.answer import answer
 from leakbench.report.content import Report
-from leakbench.report.figures import DPI, LOOKS, check_suffix, text_at, written
-from leakbench.report.measured import LabelledRule, Trials, collect, rules_of
+from leakbench.report.figures import (
+    DPI,
+    LOOKS,
+    check_suffix,
+    plain_axes,
+    raw_names,
+    text_at,
+    written,
+)
+from leakbench.report.measured import LabelledRule, Trials, collect, mean_baselines, rules_of
 from leakbench.report.verdicts import decisive
 from leakbench.spec import Plan
 from leakbench.statistics import Interval, wilson
@@ -44,41 +52,35 @@ _LEAST = 1e-12
 class Outcome:
     """One line: the trials of a row's worst attacker."""
 
-    dataset: str
     label: str
     trials: Trials
 
 
+Outcomes = Mapping[str, Sequence[Outcome]]
+"""Title of a data set -> its rows that have a result."""
+
+
 def outcomes_of(
-    plan: Plan, planned: Sequence[PlannedCell], records: Mapping[Key, Record], report: Report
-) -> dict[str, list[Outcome]]:
-    """Title of a data set -> its rows that have a result.
+    planned: Sequence[PlannedCell], records: Mapping[Key, Record], report: Report
+) -> Outcomes:
+    """What a run has to draw.
 
     Raises:
         LeakbenchError: nothing was attacked, or has a result.
     """
-    trials = {
-        (one.cell.dataset, one.cell.row, one.cell.attack, one.cell.knowledge): collect(one, records)
+    trials: dict[tuple[str, str, str], Trials] = {
+        (one.cell.dataset, one.cell.row, one.cell.knowledge): collect(one, records)
         for one in planned
     }
     found: dict[str, list[Outcome]] = {}
-    leaks = {(cell.dataset, cell.row): cell.leak_id for cell in report.cells}
     for strip in answer(report).strips:
         for row in strip.rows:
             step = row.step("exact") or row.step("matched")
             if step is None:
                 continue
-            leak = leaks[row.dataset, row.row]
-            (cell, *_) = [
-                cell for cell in report.cells
-                if cell.leak_id == leak and cell.networks
-                and f"{cell.attack} {cell.knowledge}".endswith(step.attacker)
-            ]  # fmt: skip
-            key = (cell.dataset, cell.row, cell.attack, cell.knowledge)
             who = f"{row.label} ({step.attacker})"
-            found.setdefault(strip.title, []).append(
-                Outcome(dataset=row.dataset, label=who, trials=trials[key])
-            )
+            key = (row.dataset, step.row, step.knowledge)
+            found.setdefault(strip.title, []).append(Outcome(label=who, trials=trials[key]))
     if not found:
         raise LeakbenchError("no attack has a result to draw")
     return found
@@ -87,17 +89,13 @@ def outcomes_of(
 # ------------------------------------------------------------------------------ thresholds
 
 
-def draw_threshold(
-    plan: Plan, planned: Sequence[PlannedCell], records: Mapping[Key, Record], report: Report,
-    suffix: str = ".png",
-) -> bytes:  # fmt: skip
+def draw_threshold(found: Outcomes, suffix: str = ".png") -> bytes:
     """Share of victims whose error is below each threshold, in every reading of "MSE".
 
     Raises:
-        LeakbenchError: another suffix, or nothing to draw.
+        LeakbenchError: another suffix.
     """
     check_suffix(suffix)
-    found = outcomes_of(plan, planned, records, report)
 
     def panels(outcomes: Sequence[Outcome]) -> list[Callable[[Axes], None]]:
         def panel(name: str, words: str) -> Callable[[Axes], None]:
@@ -130,7 +128,12 @@ def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str, words: str) 
     axes.axvline(PAPER, color="#D55E00", linewidth=1, zorder=0)
     axes.text(PAPER, 1.04, ".70", fontsize=6.5, color="#B34700", ha="center")
     if name == "mse_clamped":
-        for text, value in _trivial(outcomes):
+        baselines = mean_baselines(outcomes[0].trials.all_judged)
+        for text, value in (
+            ("mean image", baselines.mean_image), ("start image", baselines.start_image),
+        ):  # fmt: skip
+            if value is None:
+                continue
             axes.axvline(value, color="#7A7A7A", linewidth=0.8, linestyle=":", zorder=0)
             axes.text(value, 0.5, text, fontsize=6, color="#5a5a5a", rotation=90, va="center",
                       ha="right")  # fmt: skip
@@ -145,40 +148,23 @@ def _lowest(outcomes: Sequence[Outcome], name: str) -> float:
     return max(min(values, default=1.0), _LEAST) / 3
 
 
-def _trivial(outcomes: Sequence[Outcome]) -> list[tuple[str, float]]:
-    """Mean errors of what needs no gradient."""
-    found = []
-    for name, words in (("mean_image", "mean image"), ("start_image", "start image")):
-        values = [
-            value for record in outcomes[0].trials.all_judged
-            if (value := (record.get("baselines") or {}).get(name)) is not None
-        ]  # fmt: skip
-        if values:
-            found.append((words, sum(values) / len(values)))
-    return found
-
-
 # ------------------------------------------------------------------------------ effort
 
 
-def draw_effort(
-    plan: Plan, planned: Sequence[PlannedCell], records: Mapping[Key, Record], report: Report,
-    suffix: str = ".png",
-) -> bytes:  # fmt: skip
+def draw_effort(plan: Plan, found: Outcomes, suffix: str = ".png") -> bytes:
     """Share of victims recovered within so many gradient evaluations, with 95 % bands.
 
     Whoever never succeeds counts to the end, so that the Kaplan-Meier curve is a share of all
     trials, and its band Wilson's.
 
     Raises:
-        LeakbenchError: another suffix, or nothing to draw.
+        LeakbenchError: another suffix, or no rule that can be followed.
     """
     check_suffix(suffix)
     rules = [rule for rule in rules_of(plan) if rule.stepwise and rule.judged.needs_recovery]
     rules = rules or [rule for rule in rules_of(plan) if rule.stepwise]
     if not rules:
         raise LeakbenchError("no success rule of the suite can be followed step by step")
-    found = outcomes_of(plan, planned, records, report)
 
     def panels(outcomes: Sequence[Outcome]) -> list[Callable[[Axes], None]]:
         return [lambda axes: _effort(axes, outcomes, rules[0])]
@@ -326,7 +312,7 @@ _HEIGHT, _LEGEND = 2.7, 2.9  # inches of a panel, and of the names right of the 
 
 
 def _rows(
-    found: Mapping[str, Sequence[Outcome]],
+    found: Outcomes,
     panels: Callable[[Sequence[Outcome]], Sequence[Callable[[Axes], None]]],
     width: float = 3.3,
 ) -> Figure:
@@ -349,8 +335,7 @@ def _rows(
             fontsize=7, loc="upper left", bbox_to_anchor=(1.03, 1), frameon=False, borderaxespad=0,
             handlelength=3.2,
         )  # fmt: skip
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        raw_names(legend)
         top -= height
     return page
 
@@ -360,7 +345,4 @@ def _finish(axes: Axes, title: str, across: str, up: str) -> None:
     axes.set_xlabel(across, fontsize=7.5, labelpad=1)
     axes.set_ylabel(up, fontsize=7.5, labelpad=1)
     axes.set_ylim(-0.03, 1.03)
-    axes.tick_params(labelsize=7, length=2, pad=1.5)
-    axes.grid(True, color="#e3e6ea", linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes)

@@ -21,7 +21,15 @@ from matplotlib.ticker import MaxNLocator
 from leakbench.described import PlannedTraining
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record
-from leakbench.report.figures import DPI, LOOKS, check_suffix, text_at, written
+from leakbench.report.figures import (
+    DPI,
+    LOOKS,
+    check_suffix,
+    plain_axes,
+    raw_names,
+    text_at,
+    written,
+)
 from leakbench.spec import JUDGED, Plan
 
 Points = tuple[tuple[int, float], ...]
@@ -202,11 +210,8 @@ def _panel(axes: Axes, block: Block, panel: str) -> None:
     axes.set_title(head, fontsize=8, loc="left", pad=3)
     axes.set_xlabel("rounds", fontsize=7, labelpad=1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axes.tick_params(labelsize=7, length=2, pad=1.5)
-    axes.grid(True, color="#e3e6ea", linewidth=0.6)
+    plain_axes(axes)
     axes.margins(x=0.03)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     positive = [value for value in values if value > 0]
     if panel == "accuracy":
         axes.set_ylim(0, 1)
@@ -252,5 +257,4 @@ def _names(figure: Figure, block: Block, left: float, top: float) -> None:
         handles, ["\n".join(_wrapped(line.label)) for line in block.lines], fontsize=7,
         loc="upper left", bbox_to_anchor=(left, top), frameon=False, borderaxespad=0,
     )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    raw_names(legend)
