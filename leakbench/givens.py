@@ -76,12 +76,17 @@ class Givens:
             if examples is not None and examples.labels is not None:
                 labels[f"labels of {name}"] = examples.labels
         for name, values in labels.items():
-            least, most = int(values.min()), int(values.max())
-            if least < 0 or most >= classes:
-                raise LeakbenchError(
-                    f"leak: {name} are from {least} to {most}; allowed with {classes} classes: 0 "
-                    f"to {classes - 1}"
-                )
+            require_classes(f"leak: {name}", values, classes)
+
+
+def require_classes(place: str, labels: Tensor, classes: int) -> None:
+    """Refuse labels of no class; `place` begins what is said."""
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= classes:
+        raise LeakbenchError(
+            f"{place} are from {least} to {most}; allowed with {classes} classes: 0 to "
+            f"{classes - 1}"
+        )
 
 
 def input_range(given: Givens, declared: Any) -> tuple[tuple[float, float], list[str]]:

@@ -42,6 +42,7 @@ from leakbench.audits.wording import in_short
 from leakbench.contracts import Model, Weights
 from leakbench.dp_config import DPConfig
 from leakbench.errors import LeakbenchError, require_at_least
+from leakbench.givens import require_classes
 from leakbench.parameters import require_in
 from leakbench.spec import Observer
 from leakbench.user_models import UserModel, read_module
@@ -292,13 +293,8 @@ def _user(
 
 
 def _require_labels(labels: Tensor, outputs: int | None) -> None:
-    low, high = int(labels.min()), int(labels.max())
-    classes = high + 1 if outputs is None else max(outputs, 2)
-    if low < 0 or high >= classes:
-        raise LeakbenchError(
-            f"audit: labels are from {low} to {high}; allowed with {classes} classes: 0 to "
-            f"{classes - 1}"
-        )
+    classes = int(labels.max()) + 1 if outputs is None else max(outputs, 2)
+    require_classes("audit: labels", labels, classes)
 
 
 def _require_alike(what: str, given: Weights, own: Weights) -> None:
@@ -534,9 +530,8 @@ def _fields(config: DPConfig) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         return [plain(one) for one in value] if isinstance(value, tuple) else value
 
-    left_out = ("warnings",)
     return {
         one.name: plain(getattr(config, one.name))
         for one in dataclasses.fields(config)
-        if one.name not in left_out
+        if one.name != "warnings"
     }

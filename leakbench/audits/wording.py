@@ -357,10 +357,10 @@ def _seen(attack: PanelFinding, candidates: int, thing: str) -> str:
     )
 
 
-def in_short(found: ObserverFinding, thing: str = "example") -> str:
+def in_short(found: ObserverFinding) -> str:
     """The worst of what was seen, and the most that is possible."""
     attacks = sorted(found.panel, key=_strength, reverse=True)
-    seen = [sentence(_seen(attacks[0], found.candidates, thing))] if attacks else []
+    seen = [sentence(_seen(attacks[0], found.candidates, "example"))] if attacks else []
     return " ".join([*seen, ceiling(found)])
 
 

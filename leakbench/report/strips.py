@@ -11,27 +11,27 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from leakbench.report.answer import Answer, Step, Strip, StripRow
-from leakbench.report.words import DASH, Table, ceiling_words, printable, rate_words
+from leakbench.report.words import DASH, Table, ceiling_words, ends_words, printable, rate_words
 
-SHADES = 10
-"""A rate is shown on one of so many shades, and on none at 0."""
-
-# From white to a dark vermilion whose grey falls evenly; white text from the seventh on.
-_COLOURS = (
+COLOURS = (
     "#fdeee6", "#fbdccb", "#f8c7ad", "#f4b08e", "#ee976f",
     "#e57c50", "#b94c22", "#a84320", "#8f381a", "#772f13",
 )  # fmt: skip
-_WHITE_FROM = 6
+"""Shades of rates above 0: from white to a dark vermilion whose grey falls evenly."""
+
+WHITE_AFTER = 6
+"""So many shades bear dark text, those after them white."""
+
 _NAMES = 24  # columns of a terminal that names of methods need at least
 
 
 def shade(step: Step) -> int:
-    """0 for a rate of 0 and a ceiling, which no attack reached, else 1 to `SHADES`: every rate
-    above 0 can be seen."""
+    """0 for a rate of 0 and a ceiling, which no attack reached, else the number, from 1, of
+    one of `COLOURS`: every rate above 0 can be seen."""
     rate = step.rate.value
     if not rate or step.name == "ceiling":
         return 0
-    return min(SHADES, max(1, round(rate * SHADES)))
+    return min(len(COLOURS), max(1, round(rate * len(COLOURS))))
 
 
 def absent_words(name: str, row: StripRow) -> str:
@@ -52,7 +52,7 @@ def interval_of(step: Step) -> str:
     """The ends of its interval, "" without."""
     if step.rate.low is None or step.highest is not None:
         return ""
-    return f"[{rate_words(step.rate.low)}, {rate_words(step.rate.high)}]"
+    return ends_words(step.rate)
 
 
 def hover(step: Step) -> str:
@@ -157,8 +157,8 @@ def _shades(row: StripRow, strip: Strip, ends: bool) -> Iterator[Text]:
             yield Text(f" {absent_words(name, row)} ")
             continue
         number = shade(step)
-        front = "white" if number > _WHITE_FROM else "black"
-        style = f"{front} on {_COLOURS[number - 1]}" if number else ""
+        front = "white" if number > WHITE_AFTER else "black"
+        style = f"{front} on {COLOURS[number - 1]}" if number else ""
         text = Text(f" {step_words(step)} ", style=style, no_wrap=True)
         if ends and (interval := interval_of(step)):
             text.append(f" {interval}", style="default on default")

@@ -69,8 +69,12 @@ def interval_words(interval: Interval) -> str:
     """A rate with its ends, two decimals."""
     if interval.value is None or interval.low is None:
         return rate_words(interval.value)
-    ends = f"[{rate_words(interval.low)}, {rate_words(interval.high)}]"
-    return f"{rate_words(interval.value)} {ends}"
+    return f"{rate_words(interval.value)} {ends_words(interval)}"
+
+
+def ends_words(interval: Interval) -> str:
+    """The ends alone, two decimals."""
+    return f"[{rate_words(interval.low)}, {rate_words(interval.high)}]"
 
 
 def share_words(interval: Interval) -> str:
