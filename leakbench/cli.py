@@ -62,7 +62,7 @@ app.add_typer(data_app, name="data")
 app.command("list")(about.list_command)
 for command in (
     demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
-    report.report, report.gallery, report.rescore, report.pack, figure.figure, compare.compare,
+    report.report, report.gallery, report.rescore, report.export, figure.figure, compare.compare,
     account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)

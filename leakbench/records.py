@@ -118,7 +118,7 @@ class Run:
             reason = getattr(error, "strerror", None) or error
             raise LeakbenchError(f"{self.path}: cannot be read: {reason}") from None
 
-    def pack(self, folder: Path) -> None:
+    def export(self, folder: Path) -> None:
         """Copy what a report needs into a new `folder`: records, compressed, and manifests.
 
         Raises:

@@ -347,19 +347,19 @@ def test_a_record_without_a_field_or_with_another_type_is_one_sentence(
 # ------------------------------------------------------------------------------ passed on
 
 
-def test_a_packed_run_is_small_and_gives_the_same_report(finished: Path, tmp_path: Path) -> None:
-    code, _ = command("pack", str(finished), str(tmp_path / "packed"))
+def test_an_exported_run_is_small_and_gives_the_same_report(finished: Path, tmp_path: Path) -> None:
+    code, _ = command("export", str(finished), str(tmp_path / "exported"))
     assert code == 0
-    assert command("report", str(tmp_path / "packed")) == command("report", str(finished))
-    names = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert command("report", str(tmp_path / "exported")) == command("report", str(finished))
+    names = {path.name for path in (tmp_path / "exported").iterdir()}
     assert names == {"manifests", "records.jsonl.gz", "report.csv", "report.md"}
-    packed, whole = (tmp_path / "packed" / "records.jsonl.gz"), (finished / "records.jsonl")
+    packed, whole = (tmp_path / "exported" / "records.jsonl.gz"), (finished / "records.jsonl")
     assert packed.stat().st_size < whole.stat().st_size / 2
-    code, text = command("pack", str(finished), str(tmp_path / "packed"))
+    code, text = command("export", str(finished), str(tmp_path / "exported"))
     assert code == 2 and "cannot be written: File exists" in text
     with pytest.raises(LeakbenchError, match="to be read only"):
-        run(write(tmp_path), tmp_path / "packed")
-    code, text = command("rescore", str(tmp_path / "packed"))
+        run(write(tmp_path), tmp_path / "exported")
+    code, text = command("rescore", str(tmp_path / "exported"))
     assert code == 2 and "to be read only" in text
 
 
@@ -371,16 +371,16 @@ def test_the_committed_reference_run_gives_the_report_beside_it() -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "garbage", "bomb"])
-def test_damaged_packed_records_are_one_sentence(
+def test_damaged_exported_records_are_one_sentence(
     finished: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command("pack", str(finished), str(tmp_path / "packed"))
-    path = tmp_path / "packed" / "records.jsonl.gz"
+    command("export", str(finished), str(tmp_path / "exported"))
+    path = tmp_path / "exported" / "records.jsonl.gz"
     if damage == "bomb":
         monkeypatch.setattr("leakbench.records.MOST_BYTES", 1000)
     else:
         path.write_bytes(path.read_bytes()[:-20] if damage == "torn" else b"garbage")
-    code, text = command("report", str(tmp_path / "packed"))
+    code, text = command("report", str(tmp_path / "exported"))
     assert code == 2 and "records.jsonl" in text and "\n" not in text
 
 

@@ -123,18 +123,18 @@ def _numbers(ids: str | None, pick: Pick | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def pack(
+def export(
     run: RunArgument,
     folder: Annotated[Path, typer.Argument(help="New folder, to pass on or to commit.")],
 ) -> None:
     """Copy a run without its images: small, and all that a report needs."""
     store = existing_run(run)
-    store.pack(folder)
+    store.export(folder)
     write_reports(folder, (Format.md, Format.csv))
     picture = store.folder / "gallery.png"
     if picture.is_file():
         shutil.copyfile(picture, folder / picture.name)
-    say(f"packed: {folder}")
+    say(f"exported: {folder}")
 
 
 def rescore(run: RunArgument) -> None:
