@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from leakbench.described import PlannedCell, PlannedTraining
@@ -100,7 +101,7 @@ def build(
     datasets = {each.cell.dataset: each.title for each in planned}
     for training in trained:
         datasets.setdefault(training.cell.dataset, training.title or training.cell.dataset)
-    priced = costs.build(plan, trained, records)
+    priced = costs.build(plan, trained, records, cells)
     return Report(
         suite=plan.name,
         profile=plan.profile,
@@ -117,6 +118,7 @@ def build(
                 label=rule.label,
                 kind=rule.judged.kind,
                 condition=rule.judged.condition,
+                parameters=_parameters(rule),
                 paper=rule.paper,
                 recovers=rule.judged.needs_recovery,
                 names=rule.judged.identifies_first,
@@ -131,6 +133,15 @@ def build(
         baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
         manifest=dict(manifest),
     )
+
+
+def _parameters(rule: LabelledRule) -> dict[str, Any]:
+    """Its thresholds and other keys, as its kind has them."""
+    return {
+        field.name: getattr(rule.judged, field.name)
+        for field in fields(rule.judged)
+        if field.name != "name"
+    }
 
 
 def _same_rows(trials: Sequence[Trials]) -> dict[tuple[str, str, str], str]:

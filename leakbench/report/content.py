@@ -50,7 +50,7 @@ class RuleEntry(Entry):
     """A success rule as it is shown.
 
     Attributes:
-        condition: what must hold, with its numbers.
+        condition: what must hold, with its numbers. parameters: these, by their names in suites.
         paper: it is a reading of the paper's own rule.
         recovers: a success shows the victim itself. names: it names him with one guess.
     """
@@ -59,6 +59,7 @@ class RuleEntry(Entry):
     label: str
     kind: str
     condition: str
+    parameters: Mapping[str, Any]
     paper: bool
     recovers: bool
     names: bool
@@ -388,6 +389,7 @@ class CostEntry(Entry):
         stop_accuracy, stop_epsilon: what ends a training, None where nothing does.
         reached: networks that reached `stop_accuracy`. rounds_to_target: mean over these.
         accuracy: mean over networks, on held-out examples. curve: (rounds done, mean accuracy).
+        worst: by rule, the highest success rate of any attack on the defense.
         privacy: None without a result. ceiling: largest chance that an attacker who has the final
             model names the victim among 1,000; None without an epsilon.
         seconds_per_iteration: of a local step of all clients of a round, median;
@@ -442,6 +444,7 @@ class CostEntry(Entry):
     printed_rounds: str | None
     rounds_verdict: str
     points: tuple[PrintedPoint, ...] = ()
+    worst: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:

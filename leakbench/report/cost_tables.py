@@ -111,19 +111,12 @@ def _leakage(report: Report, cells: Sequence[ReportCell]) -> list[Column]:
     ours = [rule for rule in report.rules if not kinds()[rule.kind].bare] if cells else []
 
     def worst(rule: str) -> Callable[[CostEntry], str]:
-        return lambda entry: _worst([c for c in cells if c.defense == entry.defense], rule)
+        return lambda entry: interval_words(entry.worst[rule]) if rule in entry.worst else DASH
 
     return [
         ("method", lambda entry: entry.label),
         *((f"worst attack, {rule.label}", worst(rule.name)) for rule in ours),
     ]
-
-
-def _worst(cells: Sequence[ReportCell], rule: str) -> str:
-    """The highest rate of any attack on a defense; a defense is as good as that."""
-    rates = [cell.asr[rule] for cell in cells]
-    rated = [(rate.value, rate.high or 0.0, rate) for rate in rates if rate.value is not None]
-    return interval_words(max(rated, key=lambda item: item[:2])[2]) if rated else DASH
 
 
 def _accuracy(costs: Sequence[CostEntry]) -> list[Column]:

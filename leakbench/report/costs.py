@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Any
@@ -12,8 +12,14 @@ from leakbench.described import PlannedTraining
 from leakbench.privacy.ceiling import training_ceiling
 from leakbench.privacy.events import PrivacyEvent, Relation
 from leakbench.records import Key, Record
-from leakbench.report.content import CostEntry, FinalEpsilon, PrintedPoint, SweepPoint
-from leakbench.spec import JUDGED, Plan, PrintedUtility
+from leakbench.report.content import (
+    CostEntry,
+    FinalEpsilon,
+    PrintedPoint,
+    ReportCell,
+    SweepPoint,
+)
+from leakbench.spec import JUDGED, Plan, PrintedUtility, UtilityCell
 from leakbench.statistics import Interval, mean_interval, rate_verdict, ratio_verdict
 
 NAMED_AMONG = 1000
@@ -58,18 +64,40 @@ class _Trained:
 
 
 def build(
-    plan: Plan, planned: Sequence[PlannedTraining], records: Mapping[Key, Record]
+    plan: Plan,
+    planned: Sequence[PlannedTraining],
+    records: Mapping[Key, Record],
+    attacked: Sequence[ReportCell] = (),
 ) -> tuple[CostEntry, ...]:
     """One entry a utility cell; times also as multiples of the undefended training's.
 
-    That is the first row of the same data set and variant whose defense does nothing.
+    That is the first row of the same data set and variant whose defense does nothing. attacked: the
+    cells of the run, for the worst attack on each defense.
     """
     trained = [_trained(plan, each, records) for each in planned]
     plain: dict[tuple[str, str], _Trained] = {}
     for each in trained:
         if each.planned.undefended:
             plain.setdefault(each.place, each)
-    return tuple(_entry(each, plain.get(each.place)) for each in trained)
+    return tuple(
+        replace(_entry(each, plain.get(each.place)), worst=_worst(each.planned.cell, attacked))
+        for each in trained
+    )
+
+
+def _worst(trained: UtilityCell, attacked: Sequence[ReportCell]) -> dict[str, Interval]:
+    """By rule the highest rate, of equals the one that reaches up furthest: a defense is as good as
+    that."""
+    found: dict[str, Interval] = {}
+    for cell in attacked:
+        if (cell.dataset, cell.defense) != (trained.dataset, trained.defense_id):
+            continue
+        for name, rate in cell.asr.items():
+            if rate.value is not None:
+                found[name] = max(
+                    (found.get(name, rate), rate), key=lambda r: (r.value or 0.0, r.high or 0.0)
+                )
+    return found
 
 
 def _trained(plan: Plan, planned: PlannedTraining, records: Mapping[Key, Record]) -> _Trained:

@@ -38,11 +38,12 @@ def to_json(report: Report) -> str:
 def to_csv(report: Report) -> str:
     """One row a cell, then one a training; nested keys joined by dots, lists by semicolons.
 
-    What is None is empty. Numbers of trainings stand in columns `training.*` of their own.
+    What is None is empty. Trainings have columns `training.*` of their own; `rules.*`
+    say what each rule asks for.
     """
-    return frames.to_csv(
-        [*(cell.as_dict() for cell in report.cells), *map(_as_csv_row, report.costs)]
-    )
+    rules = {"rules": {rule.name: rule.condition for rule in report.rules}}
+    rows = [*(cell.as_dict() for cell in report.cells), *map(_as_csv_row, report.costs)]
+    return frames.to_csv(row | rules for row in rows)
 
 
 _OF_A_ROW = ("dataset", "row", "variant", "defense", "label")
@@ -50,11 +51,16 @@ _OF_A_ROW = ("dataset", "row", "variant", "defense", "label")
 
 def _as_csv_row(entry: CostEntry) -> dict[str, Any]:
     values = entry.as_dict()
-    # Lists of lists and of tables have no form in one field; the JSON holds them.
-    del values["sweep"]
+    # Lists of lists and of tables: one word an entry, its numbers joined by colons.
     values["curve"] = [f"{rounds}:{share}" for rounds, share in entry.curve]
+    for name in ("sweep", "points"):
+        values[name] = [_joined(each) for each in values[name]]
     named = {name: values.pop(name) for name in _OF_A_ROW}
     return named | {"training": values}
+
+
+def _joined(entry: Mapping[str, Any]) -> str:
+    return ":".join("" if value is None else str(value) for _, value in frames.flat(entry))
 
 
 def to_markdown(report: Report) -> str:
