@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
     from leakbench.report.content import Report
     from leakbench.report.drawing import Sheet
+    from leakbench.report.pictures import Drawn
 
 Format = Literal["md", "csv", "html", "json"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedRun:
     """A run as it was when it was loaded.
 
@@ -48,6 +50,10 @@ class LoadedRun:
 
     def content(self) -> Report:
         """Everything that its report says, cell by cell."""
+        return self._content
+
+    @cached_property
+    def _content(self) -> Report:
         from leakbench.report import cells
 
         known = self.described
@@ -61,16 +67,27 @@ class LoadedRun:
         """
         from leakbench.report import renderings
 
-        content = self.content()
-        if format == "html":
-            picture = self.store.folder / "gallery.png"
-            return renderings.to_html(content, picture.read_bytes() if picture.is_file() else None)
         make = {
             "md": renderings.to_markdown, "csv": renderings.to_csv, "json": renderings.to_json,
+            "html": self._page,
         }  # fmt: skip
         if format not in make:
-            raise unknown_name("format", format, (*make, "html"), "report")
-        return make[format](content)
+            raise unknown_name("format", format, make, "report")
+        return make[format](self.content())
+
+    def _page(self, content: Report) -> str:
+        """With the gallery that was drawn last, and every figure that has something to show."""
+        from leakbench.report import renderings
+
+        picture = self.store.folder / "gallery.png"
+        gallery = picture.read_bytes() if picture.is_file() else None
+        return renderings.to_html(content, gallery, self.drawn().all_pictures())
+
+    def drawn(self) -> Drawn:
+        """What its figures are drawn from."""
+        from leakbench.report.pictures import Drawn
+
+        return Drawn(known=self.described, records=self.records, content=self.content())
 
     def gallery(
         self,
@@ -110,11 +127,20 @@ def load(run: str | os.PathLike[str]) -> LoadedRun:
     Raises:
         LeakbenchError: there is none, or it is damaged.
     """
-    # os.path: unlike Path.exists it never raises, whatever was typed.
+    store = existing(run)
+    return LoadedRun(store=store, described=manifest.read(store), records=store.records())
+
+
+def existing(run: str | os.PathLike[str]) -> Run:
+    """The folder of a run, found as by `load`.
+
+    Raises:
+        LeakbenchError: there is none.
+    """
     folder = Path(run)
     named = RUNS / folder
-    store = Run.existing(named if os.path.exists(named) and not os.path.exists(folder) else folder)
-    return LoadedRun(store=store, described=manifest.read(store), records=store.records())
+    # os.path: unlike Path.exists it never raises, whatever was typed.
+    return Run.existing(named if os.path.exists(named) and not os.path.exists(folder) else folder)
 
 
 def loaded(run: str | os.PathLike[str] | LoadedRun) -> LoadedRun:

@@ -17,10 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leakbench as lb
-from leakbench import manifest
-from leakbench.commands.report import content_of, existing_run
 from leakbench.errors import LeakbenchError
-from leakbench.report import outcome_figures, pictures, renderings, strips
+from leakbench.report import outcome_figures, renderings, strips
 from leakbench.report.answer import Answer, Step, answer
 from leakbench.report.content import DatasetEntry, Note, Report
 from leakbench.report.kinds import FigureKind
@@ -31,7 +29,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 @functools.cache
 def shipped() -> Report:
-    return content_of(existing_run(RESULTS / "tifs_table3-quick"))
+    return lb.load(RESULTS / "tifs_table3-quick").content()
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +182,7 @@ def test_the_nearest_reading_stands_beside_print(table3: Report) -> None:
 
 @pytest.mark.parametrize("kind", ["threshold", "effort", "printed"])
 def test_figures_hold_text_and_repeat(kind: str) -> None:
-    store = existing_run(RESULTS / "tifs_table3-quick")
-    known, content = manifest.read(store), content_of(store)
-    drawn = pictures.Drawn(known=known, records=store.records(), content=content)
+    drawn = lb.load(RESULTS / "tifs_table3-quick").drawn()
     make = functools.partial(drawn.picture, FigureKind(kind))
     svg = make(".svg")
     assert svg == make(".svg")

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from leakbench.commands.report import Format, content_of, existing_run
-from leakbench.report import renderings
+from leakbench.loading import load
 
 webdriver = pytest.importorskip("selenium.webdriver")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -26,9 +25,8 @@ RUN = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / f"report.{Format.html.value}"
-    gallery = (RUN / "gallery.png").read_bytes()
-    path.write_text(renderings.to_html(content_of(existing_run(RUN)), gallery), encoding="utf-8")
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(load(RUN).report("html"), encoding="utf-8")
     return path
 
 

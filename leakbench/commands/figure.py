@@ -9,7 +9,6 @@ import typer
 
 from leakbench.commands.options import RunArgument
 from leakbench.commands.output import say
-from leakbench.commands.report import content_of, existing_run
 from leakbench.errors import LeakbenchError
 from leakbench.report.kinds import FigureKind
 
@@ -30,18 +29,14 @@ def figure(
     ] = None,
 ) -> None:
     """Draw what a run found, as PNG or SVG."""
-    store = existing_run(run)
-    from leakbench import manifest
-    from leakbench.report.pictures import Drawn
+    from leakbench.loading import load
 
-    path = out if out is not None else store.folder / f"{kind.value}.png"
+    found = load(run)
+    path = out if out is not None else found.store.folder / f"{kind.value}.png"
     try:
-        drawn = Drawn(
-            known=manifest.read(store), records=store.records(), content=content_of(store)
-        )
-        made = drawn.picture(kind, path.suffix)
+        made = found.drawn().picture(kind, path.suffix)
     except LeakbenchError as error:
-        raise LeakbenchError(f"{store.folder}: {error}") from None
+        raise LeakbenchError(f"{found.store.folder}: {error}") from None
     try:
         path.write_bytes(made)
     except OSError as error:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leakbench.commands.options import RUNS, RunArgument
+from leakbench.commands.options import RunArgument
 from leakbench.commands.output import say, write
 from leakbench.errors import LeakbenchError
 from leakbench.report.kinds import Pick
 
 if TYPE_CHECKING:
-    from leakbench.records import Run
     from leakbench.report.content import Report
 
 
@@ -41,13 +40,14 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write all of it to this file.")] = None,
 ) -> None:
     """Print what a run found: what leaked to whom, what held; --full: every table and note."""
-    store = existing_run(run)
-    content = content_of(store)
+    from leakbench.loading import load
+
+    found = load(run)
     if format is None and not full and out is None:
-        print_answer(content)
+        print_answer(found.content())
         say("all of it: --full, or --format md|csv|html|json")
         return
-    text = _render(store, content, format or Format.md)
+    text = found.report((format or Format.md).value)
     if out is None:
         sys.stdout.write(text)
         return
@@ -85,11 +85,11 @@ def gallery(
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     numbers = _numbers(ids, pick)
-    store = existing_run(run)
-    from leakbench import manifest
+    from leakbench.loading import load
     from leakbench.report import gallery as drawing
 
-    known = manifest.read(store)
+    asked = load(run)
+    store, known = asked.store, asked.described
     chosen = pick or (Pick.quantiles if ids is None else Pick.ids)
     look = drawing.Look(pick=chosen, ids=numbers, columns=columns, beside=beside)
     path = out if out is not None else store.folder / "gallery.png"
@@ -105,7 +105,7 @@ def gallery(
         say(f"{write_all(found, single)} pictures: {single}")
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
-        write(html, _render(store, content_of(store), Format.html))
+        write(html, asked.report("html"))
 
 
 def _numbers(ids: str | None, pick: Pick | None) -> tuple[int, ...]:
@@ -128,7 +128,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="New folder, to pass on or to commit.")],
 ) -> None:
     """Copy a run without its images: small, and all that a report needs."""
-    store = existing_run(run)
+    from leakbench.loading import existing
+
+    store = existing(run)
     store.export(folder)
     write_reports(folder, (Format.md, Format.csv))
     picture = store.folder / "gallery.png"
@@ -139,9 +141,11 @@ def export(
 
 def rescore(run: RunArgument) -> None:
     """Judge a run again by its own rules and today's metrics; nothing is attacked."""
-    store = existing_run(run)
     from leakbench import runner
     from leakbench.data.catalog import data_root
+    from leakbench.loading import existing
+
+    store = existing(run)
 
     count = runner.rescore(store, data_root())
     content = write_reports(store.folder)
@@ -151,13 +155,12 @@ def rescore(run: RunArgument) -> None:
 
 def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> Report:
     """Write the report in these formats; returns what they say."""
-    from leakbench.records import Run
+    from leakbench.loading import load
 
-    store = Run.existing(folder)
-    content = content_of(store)
+    run = load(folder)
     for format in formats:
-        write(folder / f"report.{format.value}", _render(store, content, format))
-    return content
+        write(folder / f"report.{format.value}", run.report(format.value))
+    return run.content()
 
 
 def above_ceiling(content: Report) -> list[str]:
@@ -178,45 +181,3 @@ def print_answer(content: Report) -> None:
     width = shutil.get_terminal_size((100, 24)).columns
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     sys.stdout.write(renderings.to_terminal(content, width=width, colour=colour))
-
-
-def existing_run(run: Path) -> Run:
-    """A run by its folder, or by its name below `RUNS`."""
-    from leakbench.records import Run
-
-    # os.path: unlike Path.exists it never raises, whatever was typed.
-    named = RUNS / run
-    return Run.existing(named if os.path.exists(named) and not os.path.exists(run) else run)
-
-
-def content_of(store: Run) -> Report:
-    """The report of a run."""
-    from leakbench import manifest
-    from leakbench.report import cells
-
-    known = manifest.read(store)
-    return cells.build(known.plan, known.cells, store.records(), known.facts, known.trainings)
-
-
-def _render(store: Run, content: Report, format: Format) -> str:
-    from leakbench.report import renderings
-
-    if format is Format.html:
-        picture = store.folder / "gallery.png"
-        gallery = picture.read_bytes() if picture.is_file() else None
-        return renderings.to_html(content, gallery, _figures(store, content))
-    make = {
-        Format.md: renderings.to_markdown,
-        Format.csv: renderings.to_csv,
-        Format.json: renderings.to_json,
-    }
-    return make[format](content)
-
-
-def _figures(store: Run, content: Report) -> dict[str, bytes]:
-    """Every figure that has something to show."""
-    from leakbench import manifest
-    from leakbench.report.pictures import Drawn
-
-    drawn = Drawn(known=manifest.read(store), records=store.records(), content=content)
-    return drawn.all_pictures()
