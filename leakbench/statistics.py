@@ -191,6 +191,36 @@ def mean_interval(
     return _bootstrap_interval(values, level, seed, resamples)
 
 
+def median_interval(
+    values: Sequence[Sequence[float]],
+    level: float = 0.95,
+    seed: int = 0,
+    resamples: int = 2000,
+) -> Interval:
+    """Median over all trials, with a percentile bootstrap over networks and victims within them.
+
+    Args, Raises: As `mean_interval`, but that infinity is a value.
+
+    Returns:
+        The median in the unit of `values`; all None without values, no ends for a single value.
+    """
+    networks = _networks(values, level, resamples)
+    if any(np.isnan(network).any() for network in networks):
+        raise ValueError("values must be numbers: leave out, and count, those that are not")
+    if not networks:
+        return Interval(None, None, None)
+    value = float(np.median(np.concatenate(networks)))
+    if sum(network.size for network in networks) == 1:
+        return Interval(value, None, None)
+    generator = np.random.default_rng(seed)
+    resampled = np.empty(resamples)
+    for number in range(resamples):
+        chosen = generator.integers(len(networks), size=len(networks))
+        drawn = [generator.choice(networks[which], size=networks[which].size) for which in chosen]
+        resampled[number] = np.median(np.concatenate(drawn))
+    return _hull(value, *_percentiles(resampled, level))
+
+
 def kaplan_meier(times: Sequence[float], observed: Sequence[bool]) -> tuple[Floats, Floats]:
     """Share of attacks not yet successful against the effort spent (Kaplan and Meier, 1958).
 

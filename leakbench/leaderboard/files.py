@@ -1,0 +1,224 @@
+"""Files that strangers wrote: npz and JSON, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from leakbench.errors import LeakbenchError
+
+MOST_JSON = 2**24
+"""Bytes of a JSON file."""
+
+MOST_BYTES = 2**32
+"""Of all arrays of a file, unpacked."""
+
+MOST_ARRAYS = 100_000
+
+_DAMAGE = (
+    EOFError, NotImplementedError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError,
+    ValueError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of an array says: its shape and its type, as numpy names it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        """Of the array itself."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Arrays:
+    """An npz file whose headers were read and found sound; arrays are loaded one by one.
+
+    Args:
+        path: of the file.
+        most: bytes that all its arrays may have together.
+
+    Raises:
+        LeakbenchError: no npz file, too large, with members that are no plain numbers (so nothing
+            is ever unpickled), of one name twice, or whose size is not what the header says.
+    """
+
+    def __init__(self, path: Path, most: int = MOST_BYTES) -> None:
+        self.path = path
+        self.headers: dict[str, Header] = {}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                infos = archive.infolist()
+                if len(infos) > MOST_ARRAYS:
+                    raise self._error(f"{len(infos)} arrays; allowed: up to {MOST_ARRAYS}")
+                # What the archive promises bounds what it can unpack to: reading ends there.
+                total = sum(info.file_size for info in infos)
+                if total > most:
+                    raise self._error(f"unpacks to {total} bytes; allowed: up to {most}")
+                for info in infos:
+                    self._add(archive, info)
+        except _DAMAGE as error:
+            raise self._error(f"cannot be read: {_reason(error)}") from None
+
+    def _error(self, text: str) -> LeakbenchError:
+        return LeakbenchError(f"{self.path}: {text}")
+
+    def _add(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+        name = info.filename.removesuffix(".npy")
+        where = f"array {name!r:.80}"
+        if name == info.filename:
+            raise self._error(f"{where}: no .npy member; allowed: what numpy.savez writes")
+        if name in self.headers:
+            raise self._error(f"{where}: is there twice")
+        with archive.open(info) as member:
+            header, start = _header(member)
+        if header.dtype.kind not in "fiu":
+            text = f"{where}: is of type {header.dtype}; allowed: floating and whole numbers"
+            raise self._error(text)
+        if start + header.bytes != info.file_size:
+            raise self._error(f"{where}: has another size than its header says")
+        self.headers[name] = header
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.headers
+
+    def header(self, name: str) -> Header:
+        """Of an array that must be there.
+
+        Raises:
+            LeakbenchError: it is not.
+        """
+        if name not in self.headers:
+            raise self._error(f"has no array {name!r:.80}")
+        return self.headers[name]
+
+    def load(self, name: str) -> np.ndarray:
+        """An array, whole.
+
+        Raises:
+            LeakbenchError: it is not there, or damaged.
+        """
+        self.header(name)
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
+                # No pickle: the header says that there is none to be had.
+                found: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+                member.read(1)  # to the end, where the checksum is compared
+                return found
+        except _DAMAGE as error:
+            raise self._error(f"array {name!r:.80}: cannot be read: {_reason(error)}") from None
+
+
+def _header(member: IO[bytes]) -> tuple[Header, int]:
+    """The header of an array, and how many bytes it takes."""
+    version = np.lib.format.read_magic(member)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"npy format {version}")
+    shape, _, dtype = read(member)
+    return Header(tuple(map(int, shape)), dtype), member.tell()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return str(getattr(error, "strerror", None) or error).splitlines()[0][:120]
+
+
+def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an npz file; the same arrays give the same bytes.
+
+    Raises:
+        LeakbenchError: it is there already, or cannot be written.
+    """
+    try:
+        with path.open("xb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        LeakbenchError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """A table from strict JSON: no nan, no key twice.
+
+    Raises:
+        LeakbenchError: it cannot be read, is too large, or holds something else.
+    """
+    try:
+        size = os.path.getsize(path)
+        if size > most:
+            raise LeakbenchError(f"{path}: has {size} bytes; allowed: up to {most}")
+        text = path.read_bytes().decode("utf-8")
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:
+        raise LeakbenchError(f"{path}: no JSON of numbers, text and tables: {error}") from None
+    if not isinstance(found, dict):
+        raise LeakbenchError(f"{path}: must hold a table, got {found!r:.60}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write strict JSON.
+
+    Raises:
+        LeakbenchError: it cannot be written.
+    """
+    try:
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def require_known(where: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse a name that nobody asked for.
+
+    Raises:
+        LeakbenchError: naming the first one, and some that are allowed.
+    """
+    wanted = list(allowed)
+    for name in names:
+        if name not in wanted:
+            shown = ", ".join(wanted[:6]) + (", ..." if len(wanted) > 6 else "")
+            raise LeakbenchError(f"{where}: unknown array {name!r:.80}; allowed: {shown}")
