@@ -25,16 +25,22 @@ def figure(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write, .png or .svg; else RUN/KIND.png.")
+        Path | None, typer.Option(help="File to write, .png, .svg or .pdf; else RUN/KIND.png.")
     ] = None,
+    width: Annotated[
+        float,
+        typer.Option(
+            min=3.5, max=30, help="Inches: both columns of a journal, or 3.5 for one of them."
+        ),
+    ] = 7.16,
 ) -> None:
-    """Draw what a run found, as PNG or SVG."""
+    """Draw what a run found, as PNG, SVG or PDF, for a page or a column of a paper."""
     from leakbench.loading import load
 
     found = load(run)
     path = out if out is not None else found.store.folder / f"{kind.value}.png"
     try:
-        made = found.drawn().picture(kind, path.suffix)
+        made = found.drawn().picture(kind, path.suffix, width=width)
     except LeakbenchError as error:
         raise LeakbenchError(f"{found.store.folder}: {error}") from None
     try:

@@ -2,9 +2,8 @@
 
 A row of panels a data set and network. Left: how often the picture is recovered (solid), the victim
 named by it (dashed) or matched among the candidates (dotted), and the ceiling on naming. Right:
-median squared errors, and what an efficient attacker would get. Lines differ in mark and style as
-well as in colour, so that a gray print can be read. The axis is logarithmic, with 0 apart at its
-left end.
+median squared errors, and what an efficient attacker would get. The axis is logarithmic, with 0
+apart at its left end.
 """
 
 from __future__ import annotations
@@ -13,37 +12,28 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from leakbench.errors import LeakbenchError
+from leakbench.report import figures
 from leakbench.report.content import Report, ReportCell
-from leakbench.report.figures import (
-    DPI,
-    LOOKS,
-    check_suffix,
-    plain_axes,
-    raw_names,
-    text_at,
-    written,
-)
 from leakbench.report.words import compact, model_words
 from leakbench.spec import Plan
 
 Points = tuple[tuple[float, float], ...]
 """(number of the defense, value), by rising number."""
 
-Panel = Literal["rates", "errors"]
+Side = Literal["rates", "errors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderLine:
-    """One line of a panel; look: of `LOOKS`, None for what no attacker did."""
+    """One line of a panel; look: its number, None for what no attacker did."""
 
     label: str
-    panel: Panel
+    panel: Side
     style: str
     look: int | None
     points: Points
@@ -163,82 +153,75 @@ def _attacker(cell: ReportCell) -> tuple[str, str, str]:
 
 # ------------------------------------------------------------------------------ drawing
 
-_PANEL = (3.9, 2.9)
-"""Inches a panel, with its labels."""
-_LEGEND = 2.3
-"""Inches for the names, right of a panel."""
-_HEAD = 0.2
 _LEAST_ERROR = 1e-8
 """Smaller errors are drawn as this one: the picture is recovered, to the last digit or nearly."""
 _ASIDE = 0.6
 """Decades from 0 to the smallest positive number on the axis."""
 
-_HEADS: dict[Panel, str] = {
+_HEADS: dict[Side, str] = {
     "rates": "share of victims",
     "errors": f"median squared error a pixel (at least {_LEAST_ERROR:g})",
 }
 
 
-def draw(plan: Plan, report: Report, suffix: str = ".png") -> bytes:
-    """The picture as a file of `figures.SUFFIXES`; the same report gives the same bytes.
+def ladder_rows(plan: Plan, report: Report) -> list[figures.Row]:
+    """A row of two panels a ladder.
 
     Raises:
-        LeakbenchError: another suffix, or nothing to draw.
+        LeakbenchError: see `ladders_of`.
     """
-    check_suffix(suffix)
-    ladders = ladders_of(plan, report)
-    return written(lambda: figure_of(ladders), suffix)
+    return [
+        figures.Row(title=ladder.title, panels=[_panel(ladder, "rates"), _panel(ladder, "errors")],
+            names=_names(ladder))
+        for ladder in ladders_of(plan, report)
+    ]  # fmt: skip
 
 
-def figure_of(ladders: Sequence[Ladder]) -> Figure:
-    """The picture: a row of two panels a ladder."""
-    width, height = _PANEL
-    across, tall = 2 * (width + _LEGEND), height + _HEAD
-    down = tall * len(ladders)
-    figure = Figure(figsize=(across, down), dpi=DPI)
-    figure.patch.set_facecolor("white")
-    for number, ladder in enumerate(ladders):
-        top = down - number * tall
-        text_at(figure, 0.12 / across, (top - 0.08) / down, ladder.title, size=10, weight="bold")
-        panels: tuple[Panel, ...] = ("rates", "errors")
-        for place, panel in enumerate(panels):
-            left, bottom = place * (width + _LEGEND) + 0.5, top - tall + 0.45
-            axes = figure.add_axes(
-                (left / across, bottom / down, (width - 0.6) / across, (height - 0.75) / down)
-            )
-            _panel(axes, ladder, panel)
-    return figure
-
-
-def _panel(axes: Axes, ladder: Ladder, panel: Panel) -> None:
-    lines = [line for line in ladder.lines if line.panel == panel and line.points]
+def _panel(ladder: Ladder, panel: Side) -> figures.Panel:
     numbers = sorted({x for line in ladder.lines for x, _ in line.points})
     places = _places(numbers)
-    for line in lines:
-        colour, mark = ("#7A7A7A", "") if line.look is None else LOOKS[line.look % len(LOOKS)]
+    return figures.Panel(
+        head=_HEADS[panel], across=ladder.parameter.replace("_", " "), up="",
+        draw=lambda axes: _draw(axes, ladder, panel, places),
+        ticks={places[x]: compact(x) for x in numbers},
+    )  # fmt: skip
+
+
+def _draw(axes: Axes, ladder: Ladder, panel: Side, places: dict[float, float]) -> None:
+    for line in ladder.lines:
+        if line.panel != panel or not line.points:
+            continue
         heights = [max(y, _LEAST_ERROR) if panel == "errors" else y for _, y in line.points]
-        axes.plot(
-            [places[x] for x, _ in line.points], heights, line.style, color=colour,
-            label=line.label, marker=mark, markersize=4.5,
-            linewidth=2.4 if line.look is None else 1.2,
-            alpha=0.6 if line.look is None else 1, zorder=1 if line.look is None else 2,
-        )  # fmt: skip
-    axes.set_title(_HEADS[panel], fontsize=8, loc="left", pad=3)
-    axes.set_xlabel(ladder.parameter.replace("_", " "), fontsize=8, labelpad=1)
-    axes.set_xticks([places[x] for x in numbers], [compact(x) for x in numbers])
-    if 0 in places and len(numbers) > 1:  # the axis is broken right of 0
+        axes.plot([places[x] for x, _ in line.points], heights, **_look(line))
+    if 0 in places and len(places) > 1:  # the axis is broken right of 0
         axes.axvline(places[0] + _ASIDE / 2, color="#b0b7c3", linewidth=0.8, linestyle=(0, (2, 2)))
     if panel == "rates":
         axes.set_ylim(-0.03, 1.03)
     else:
         axes.set_yscale("log")
-    plain_axes(axes)
-    if lines:
-        legend = axes.legend(
-            fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, borderaxespad=0,
-            handlelength=3.6,
-        )  # fmt: skip
-        raw_names(legend)
+
+
+def _look(line: LadderLine) -> dict[str, Any]:
+    if line.look is None:  # nobody's
+        return {
+            "color": figures.GRAY, "linestyle": line.style, "linewidth": 2.2, "alpha": 0.6,
+            "zorder": 1,
+        }  # fmt: skip
+    return figures.look_of(line.look) | {"linestyle": line.style}
+
+
+def _names(ladder: Ladder) -> list[figures.Name]:
+    """Of both panels; a line of the same look in both has one."""
+    labels: dict[tuple[str, int | None, str], tuple[LadderLine, list[str]]] = {}
+    for line in ladder.lines:
+        if line.points:
+            apart = "" if line.look is not None else line.panel
+            labels.setdefault((apart, line.look, line.style), (line, []))[1].append(
+                line.label if line.panel == "rates" or line.look is None else "error"
+            )
+    return [
+        figures.Name(label=" and ".join(words), look=_look(line)) for line, words in labels.values()
+    ]
 
 
 def _places(numbers: Sequence[float]) -> dict[float, float]:

@@ -1,33 +1,23 @@
 """Outcomes of attacks as pictures: success against threshold, against effort, and beside print.
 
-Every row of a suite stands for its worst attacker (see `answer`). Lines differ in mark and dash as
-well as in colour, so that a gray print can be read.
+Every row of a suite stands for its worst attacker (see `answer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record
 from leakbench.report.answer import answer
 from leakbench.report.content import Report
-from leakbench.report.figures import (
-    DPI,
-    LOOKS,
-    check_suffix,
-    plain_axes,
-    raw_names,
-    text_at,
-    written,
-)
+from leakbench.report.figures import GRAY, Name, Panel, Row, look_of
 from leakbench.report.measured import LabelledRule, Trials, collect, mean_baselines, rules_of
 from leakbench.report.verdicts import decisive
 from leakbench.spec import Plan
@@ -44,7 +34,6 @@ READINGS = (
 PAPER = 0.70
 """The papers' threshold, whatever it is of."""
 
-_DASHES = ("-", "--", "-.", ":")
 _LEAST = 1e-12
 
 
@@ -89,21 +78,23 @@ def outcomes_of(
 # ------------------------------------------------------------------------------ thresholds
 
 
-def draw_threshold(found: Outcomes, suffix: str = ".png") -> bytes:
-    """Share of victims whose error is below each threshold, in every reading of "MSE".
+def threshold_rows(found: Outcomes) -> list[Row]:
+    """Share of victims whose error is below each threshold, in every reading of "MSE"."""
 
-    Raises:
-        LeakbenchError: another suffix.
-    """
-    check_suffix(suffix)
+    def panel(outcomes: Sequence[Outcome], name: str, words: str) -> Panel:
+        return Panel(
+            head=words, across="threshold", up="share of victims below",
+            draw=lambda axes: _thresholds(axes, outcomes, name),
+        )  # fmt: skip
 
-    def panels(outcomes: Sequence[Outcome]) -> list[Callable[[Axes], None]]:
-        def panel(name: str, words: str) -> Callable[[Axes], None]:
-            return lambda axes: _thresholds(axes, outcomes, name, words)
-
-        return [panel(name, words) for name, words in READINGS]
-
-    return written(lambda: _rows(found, panels), suffix)
+    return [
+        Row(
+            title=title,
+            panels=[panel(outcomes, name, words) for name, words in READINGS],
+            names=[*_names(outcomes), *_BESIDE],
+        )
+        for title, outcomes in found.items()
+    ]
 
 
 def shares_below(errors: Sequence[float | None]) -> tuple[list[float], list[float]]:
@@ -113,31 +104,25 @@ def shares_below(errors: Sequence[float | None]) -> tuple[list[float], list[floa
     return known, [(place + 1) / len(errors) for place in range(len(known))]
 
 
-def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str, words: str) -> None:
+def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
     highest = PAPER
-    for look, one in enumerate(outcomes):
+    for number, one in enumerate(outcomes):
         entering = one.trials.all_entering
         errors, shares = shares_below([record.get(name) for record in entering])
         if not errors:
             continue
         drawn = [max(error, _LEAST) for error in errors]
         highest = max(highest, drawn[-1])
-        axes.step([_LEAST, *drawn, inf], [0, *shares, shares[-1]], where="post", **_look(look, one))
+        axes.step([_LEAST, *drawn, inf], [0, *shares, shares[-1]], where="post", **_look(number))
     axes.set_xscale("log")
     axes.set_xlim(_lowest(outcomes, name), highest * 3)
-    axes.axvline(PAPER, color="#D55E00", linewidth=1, zorder=0)
-    axes.text(PAPER, 1.04, ".70", fontsize=6.5, color="#B34700", ha="center")
+    axes.axvline(PAPER, **_PRINT)
     if name == "mse_clamped":
         baselines = mean_baselines(outcomes[0].trials.all_judged)
-        for text, value in (
-            ("mean image", baselines.mean_image), ("start image", baselines.start_image),
-        ):  # fmt: skip
-            if value is None:
-                continue
-            axes.axvline(value, color="#7A7A7A", linewidth=0.8, linestyle=":", zorder=0)
-            axes.text(value, 0.5, text, fontsize=6, color="#5a5a5a", rotation=90, va="center",
-                      ha="right")  # fmt: skip
-    _finish(axes, words, "threshold", "share of victims below")
+        for value in (baselines.mean_image, baselines.start_image):
+            if value is not None:
+                axes.axvline(value, **_TRIVIAL)
+    axes.set_ylim(*_SHARES)
 
 
 def _lowest(outcomes: Sequence[Outcome], name: str) -> float:
@@ -151,29 +136,44 @@ def _lowest(outcomes: Sequence[Outcome], name: str) -> float:
 # ------------------------------------------------------------------------------ effort
 
 
-def draw_effort(plan: Plan, found: Outcomes, suffix: str = ".png") -> bytes:
+def effort_rows(plan: Plan, found: Outcomes) -> list[Row]:
     """Share of victims recovered within so many gradient evaluations, with 95 % bands.
 
     Whoever never succeeds counts to the end, so that the Kaplan-Meier curve is a share of all
     trials, and its band Wilson's.
 
     Raises:
-        LeakbenchError: another suffix, or no rule that can be followed.
+        LeakbenchError: no rule that can be followed.
     """
-    check_suffix(suffix)
-    rules = [rule for rule in rules_of(plan) if rule.stepwise and rule.judged.needs_recovery]
-    rules = rules or [rule for rule in rules_of(plan) if rule.stepwise]
+    rule = followed(plan)
+
+    def panel(outcomes: Sequence[Outcome]) -> Panel:
+        return Panel(
+            head=f"recovered by an iterate ({rule.label})", across="gradient evaluations",
+            up="share of victims", draw=lambda axes: _effort(axes, outcomes, rule),
+        )  # fmt: skip
+
+    return [
+        Row(title=title, panels=[panel(outcomes)], names=_names(outcomes))
+        for title, outcomes in found.items()
+    ]
+
+
+def followed(plan: Plan) -> LabelledRule:
+    """The rule by which effort is counted: the first that asks for the image itself, if any.
+
+    Raises:
+        LeakbenchError: none can be followed step by step.
+    """
+    rules = [rule for rule in rules_of(plan) if rule.stepwise]
+    rules = [rule for rule in rules if rule.judged.needs_recovery] or rules
     if not rules:
         raise LeakbenchError("no success rule of the suite can be followed step by step")
-
-    def panels(outcomes: Sequence[Outcome]) -> list[Callable[[Axes], None]]:
-        return [lambda axes: _effort(axes, outcomes, rules[0])]
-
-    return written(lambda: _rows(found, panels, width=5.2), suffix)
+    return rules[0]
 
 
 def _effort(axes: Axes, outcomes: Sequence[Outcome], rule: LabelledRule) -> None:
-    for look, one in enumerate(outcomes):
+    for number, one in enumerate(outcomes):
         records = one.trials.all_entering
         first = sorted(
             spent for record in records if (spent := rule.first(record, "evaluations")) is not None
@@ -181,43 +181,45 @@ def _effort(axes: Axes, outcomes: Sequence[Outcome], rule: LabelledRule) -> None
         end = max([*first, *(record.get("evaluations") or 0 for record in records)], default=1)
         times = [0, *first, end]
         counts = [0, *range(1, len(first) + 1), len(first)]
-        style = _look(look, one)
-        axes.step(times, [c / len(records) for c in counts], where="post", **style)
+        look = _look(number)
+        axes.step(times, [c / len(records) for c in counts], where="post", **look)
         low, high = zip(*(wilson(c, len(records)) for c in counts), strict=True)
         if first:
-            axes.fill_between(times, low, high, step="post", alpha=0.12, color=style["color"])
+            axes.fill_between(times, low, high, step="post", alpha=0.12, color=look["color"])
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(left=0)
-    _finish(axes, f"recovered by an iterate ({rule.label})", "gradient evaluations",
-            "share of victims")  # fmt: skip
+    axes.set_ylim(*_SHARES)
 
 
 # ------------------------------------------------------------------------------ beside print
 
 
-def draw_printed(report: Report, suffix: str = ".png") -> bytes:
+def printed_rows(report: Report) -> list[Row]:
     """Printed success rates and accuracies against ours, with intervals and the diagonal.
 
     Of the paper's readings the nearest one is drawn: off the diagonal is what came out under none.
 
     Raises:
-        LeakbenchError: another suffix, or nothing printed beside a result.
+        LeakbenchError: nothing printed beside a result.
     """
-    check_suffix(suffix)
-    rates, shares = printed_rates(report), printed_accuracies(report)
-    if not rates and not shares:
+    drawn = [("success rate", printed_rates(report)), ("accuracy", printed_accuracies(report))]
+    drawn = [(words, points) for words, points in drawn if points]
+    if not drawn:
         raise LeakbenchError("nothing is printed beside a result of this run")
-    drawn = [("success rate", rates)] * bool(rates) + [("accuracy", shares)] * bool(shares)
 
-    def figure() -> Figure:
-        page = Figure(figsize=(3.6 * len(drawn), 3.7), dpi=DPI)
-        page.patch.set_facecolor("white")
-        for place, (words, points) in enumerate(drawn):
-            axes = page.add_axes(((place + 0.16) / len(drawn), 0.13, 0.78 / len(drawn), 0.76))
-            _diagonal(axes, words, points)
-        return page
+    def panel(words: str, points: Sequence[PrintedPair]) -> Panel:
+        return Panel(
+            head=words, across="printed", up="measured", draw=lambda axes: _diagonal(axes, points)
+        )
 
-    return written(figure, suffix)
+    every = [point for _, points in drawn for point in points]
+    names = [
+        Name(label=f"{group} ({count})", look={**look, "linestyle": ""})
+        for group, look in _VERDICTS.items()
+        if (count := sum(point.group == group for point in every))
+    ]
+    panels = [panel(words, points) for words, points in drawn]
+    return [Row(title="Printed against measured", panels=panels, names=names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,11 @@ class PrintedPair:
     low: float
     high: float
     verdict: str
+
+    @property
+    def group(self) -> str:
+        """Its verdict, or that there is none: too few rounds, other data."""
+        return self.verdict if self.verdict in _VERDICTS else _NO_VERDICT
 
 
 def printed_rates(report: Report) -> list[PrintedPair]:
@@ -274,75 +281,43 @@ def _is_number(text: str) -> bool:
         return False
 
 
-_VERDICTS = {
-    "reproduced": ("#009E73", "o"), "not reproduced": ("#D55E00", "X"),
-    "inconclusive": ("#7A7A7A", "s"),
+_NO_VERDICT = "no verdict: fewer rounds or other data"
+_VERDICTS: Mapping[str, dict[str, Any]] = {
+    "reproduced": {"color": "#009E73", "marker": "o", "markersize": 4.5},
+    "not reproduced": {"color": "#D55E00", "marker": "X", "markersize": 5},
+    "inconclusive": {"color": GRAY, "marker": "s", "markersize": 4},
+    _NO_VERDICT: {"color": GRAY, "marker": "D", "markersize": 4, "markerfacecolor": "white"},
 }  # fmt: skip
 
 
-def _diagonal(axes: Axes, words: str, points: Sequence[PrintedPair]) -> None:
+def _diagonal(axes: Axes, points: Sequence[PrintedPair]) -> None:
     axes.plot([0, 1], [0, 1], color="#b0b7c3", linewidth=1, zorder=0)
-    for verdict, (colour, mark) in _VERDICTS.items():
-        some = [point for point in points if point.verdict == verdict]
+    for group, look in _VERDICTS.items():
+        some = [point for point in points if point.group == group]
         if some:
             ends = [[p.ours - p.low for p in some], [p.high - p.ours for p in some]]
             axes.errorbar(
-                [p.printed for p in some], [p.ours for p in some], yerr=ends, fmt=mark,
-                color=colour, markersize=5, elinewidth=0.8, label=f"{verdict} ({len(some)})",
-                alpha=0.85,
+                [p.printed for p in some], [p.ours for p in some], yerr=ends, linestyle="",
+                elinewidth=0.8, alpha=0.85, **look,
             )  # fmt: skip
-    axes.set_xlim(-0.03, 1.03)
-    _finish(axes, words, "printed", "measured")
-    axes.legend(fontsize=7, frameon=False, loc="best")
+    axes.set_xlim(*_SHARES)
+    axes.set_ylim(*_SHARES)
 
 
 # ------------------------------------------------------------------------------ shared
 
-
-def _look(number: int, one: Outcome) -> dict[str, Any]:
-    colour, mark = LOOKS[number % len(LOOKS)]
-    dash = _DASHES[number // len(LOOKS) % len(_DASHES)]
-    return {
-        "color": colour, "marker": mark, "markersize": 3.2, "markevery": 0.13, "linewidth": 1.2,
-        "linestyle": dash, "label": one.label,
-    }  # fmt: skip
-
-
-_HEIGHT, _LEGEND = 2.7, 2.9  # inches of a panel, and of the names right of the last
+_SHARES = (-0.03, 1.03)
+_PRINT: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.0, "zorder": 0}
+_TRIVIAL: dict[str, Any] = {"color": GRAY, "linewidth": 0.8, "linestyle": ":", "zorder": 0}
+_BESIDE = (
+    Name(label=f"{PAPER:.2f}, the papers' threshold", look=_PRINT),
+    Name(label="mean image, start image", look=_TRIVIAL),
+)
 
 
-def _rows(
-    found: Outcomes,
-    panels: Callable[[Sequence[Outcome]], Sequence[Callable[[Axes], None]]],
-    width: float = 3.3,
-) -> Figure:
-    """A row of panels a data set, the names of its lines right of them."""
-    rows = [(title, outcomes, panels(outcomes)) for title, outcomes in found.items()]
-    heights = [max(_HEIGHT, 0.5 + 0.17 * len(outcomes)) + 0.35 for _, outcomes, _ in rows]
-    across, down = width * len(rows[0][2]) + _LEGEND, sum(heights)
-    page = Figure(figsize=(across, down), dpi=DPI)
-    page.patch.set_facecolor("white")
-    top = down
-    for (title, _, drawn), height in zip(rows, heights, strict=True):
-        text_at(page, 0.12 / across, (top - 0.06) / down, title, size=10, weight="bold")
-        for place, draw in enumerate(drawn):
-            axes = page.add_axes(
-                ((place * width + 0.5) / across, (top - _HEIGHT + 0.1) / down,
-                 (width - 0.65) / across, (_HEIGHT - 0.75) / down)
-            )  # fmt: skip
-            draw(axes)
-        legend = axes.legend(
-            fontsize=7, loc="upper left", bbox_to_anchor=(1.03, 1), frameon=False, borderaxespad=0,
-            handlelength=3.2,
-        )  # fmt: skip
-        raw_names(legend)
-        top -= height
-    return page
+def _look(number: int) -> dict[str, Any]:
+    return look_of(number) | {"markevery": 0.13}
 
 
-def _finish(axes: Axes, title: str, across: str, up: str) -> None:
-    axes.set_title(title, fontsize=8, loc="left", pad=9)
-    axes.set_xlabel(across, fontsize=7.5, labelpad=1)
-    axes.set_ylabel(up, fontsize=7.5, labelpad=1)
-    axes.set_ylim(-0.03, 1.03)
-    plain_axes(axes)
+def _names(outcomes: Sequence[Outcome]) -> list[Name]:
+    return [Name(label=one.label, look=look_of(number)) for number, one in enumerate(outcomes)]

@@ -11,6 +11,7 @@ from leakbench.manifest import Manifest
 from leakbench.records import Key, Record
 from leakbench.report import ladder_figure, outcome_figures, training_figure
 from leakbench.report.content import Report
+from leakbench.report.figures import PAGE, PRINT, SCREEN, Row, written
 from leakbench.report.kinds import FIGURES, FigureKind
 
 
@@ -27,31 +28,41 @@ class Drawn:
         """The trials of the worst attackers, for two figures."""
         return outcome_figures.outcomes_of(self.known.cells, self.records, self.content)
 
-    def picture(self, kind: FigureKind, suffix: str) -> bytes:
-        """A figure as a file.
+    def rows(self, kind: FigureKind) -> list[Row]:
+        """What a figure consists of.
 
         Raises:
-            LeakbenchError: another suffix than .png and .svg, or nothing to draw.
+            LeakbenchError: nothing to draw.
         """
         plan = self.known.plan
         match kind:
             case FigureKind.training:
-                return training_figure.draw(plan, self.known.trainings, self.records, suffix)
+                return training_figure.training_rows(plan, self.known.trainings, self.records)
             case FigureKind.ladder:
-                return ladder_figure.draw(plan, self.content, suffix)
+                return ladder_figure.ladder_rows(plan, self.content)
             case FigureKind.printed:
-                return outcome_figures.draw_printed(self.content, suffix)
+                return outcome_figures.printed_rows(self.content)
             case FigureKind.threshold:
-                return outcome_figures.draw_threshold(self.outcomes, suffix)
+                return outcome_figures.threshold_rows(self.outcomes)
             case FigureKind.effort:
-                return outcome_figures.draw_effort(plan, self.outcomes, suffix)
+                return outcome_figures.effort_rows(plan, self.outcomes)
+
+    def picture(
+        self, kind: FigureKind, suffix: str, *, width: float = PAGE, dpi: int = PRINT
+    ) -> bytes:
+        """A figure as a file, so many inches wide.
+
+        Raises:
+            LeakbenchError: a suffix that is none of `figures.SUFFIXES`, or nothing to draw.
+        """
+        return written(self.rows(kind), suffix, width=width, dpi=dpi)
 
     def all_pictures(self) -> dict[str, bytes]:
         """Words of a figure -> PNG, of those that have something to show."""
         found = {}
         for kind, words in FIGURES.items():
             try:
-                found[words] = self.picture(kind, ".png")
+                found[words] = self.picture(kind, ".png", dpi=SCREEN)
             except LeakbenchError:  # nothing to draw: a suite without a ladder or trainings
                 continue
         return found
