@@ -16,7 +16,14 @@ from typing import Literal
 
 from leakbench.report.content import Entry, Report, ReportCell, RuleEntry
 from leakbench.report.verdicts import decisive
-from leakbench.report.words import ceiling_words, compact, model_words, rate_words, share_words
+from leakbench.report.words import (
+    baseline_words,
+    ceiling_words,
+    compact,
+    model_words,
+    rate_words,
+    share_words,
+)
 from leakbench.statistics import Interval
 
 Kind = Literal["leaked", "named", "held", "unclear", "not measured", "not reproduced", "trained"]
@@ -530,18 +537,9 @@ def _beside(
     chances = sorted({row.chance for row in rows if row.chance is not None})
     ends = " to ".join(dict.fromkeys(map(compact, [*chances[:1], *chances[-1:]])))
     parts = [f"guessing names {ends} of the victims"] if chances else []
-    baselines = report.baselines[dataset]
-    parts += [
-        f"{name} {compact(value)}"
-        for name, value in (
-            ("MSE of the start image", baselines.start_image),
-            ("of the mean image", baselines.mean_image),
-            ("of the class's mean", baselines.class_mean),
-            ("of the nearest public image", baselines.nearest_public),
-        )
-        if value is not None
-    ]
-    text = f"Without any gradient: {', '.join(parts)}." if parts else ""
+    errors = baseline_words(report.baselines[dataset])
+    parts += [errors] if errors else []
+    text = f"Without any gradient: {'; '.join(parts)}." if parts else ""
     measured = [cell for cell in cells if cell.networks]
     passed = [
         rule.label for rule in report.rules

@@ -19,6 +19,7 @@ from leakbench.report.words import (
     MARKS,
     Table,
     attacker_words,
+    baseline_words,
     compact,
     interval_words,
     model_words,
@@ -211,18 +212,8 @@ def _section(report: Report, dataset: str) -> Section:
         tables.append(_bound_table(cells))
     if any(cell.printed is not None for cell in cells):
         tables.append(_printed_table(report, cells))
-    baselines = report.baselines[dataset]
-    known = [
-        f"{label} {compact(value)}"
-        for label, value in (
-            ("start image", baselines.start_image),
-            ("mean image", baselines.mean_image),
-            ("mean of the class", baselines.class_mean),
-            ("nearest public image", baselines.nearest_public),
-        )
-        if value is not None
-    ]
-    below = (f"Without any gradient, clamped MSE: {', '.join(known)}.",) if known else ()
+    errors = baseline_words(report.baselines[dataset])
+    below = (f"Without any gradient: {errors}.",) if errors else ()
     return Section(title=title, above=(), tables=tuple(tables), below=below)
 
 

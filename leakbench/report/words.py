@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakbench.report.content import Attacker, CostEntry, FinalEpsilon, Note, ReportCell
+from leakbench.report.content import Attacker, Baselines, CostEntry, FinalEpsilon, Note, ReportCell
 from leakbench.statistics import Interval
 
 DASH = "-"
@@ -134,6 +134,21 @@ def _rounds_words(entry: CostEntry) -> str:
         if why
     ]
     return f"{entry.rounds} rounds{', stopped after ' if early else ''}{', '.join(early)}"
+
+
+def baseline_words(baselines: Baselines) -> str:
+    """Errors of what needs no gradient, "" where none was measured."""
+    known = [
+        f"{name} {compact(value)}"
+        for name, value in (
+            ("start image", baselines.start_image),
+            ("mean image", baselines.mean_image),
+            ("mean of the class", baselines.class_mean),
+            ("nearest public image", baselines.nearest_public),
+        )
+        if value is not None
+    ]
+    return f"clamped MSE of {', '.join(known)}" if known else ""
 
 
 def noise_words(cell: ReportCell) -> str:
