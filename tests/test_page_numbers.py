@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from leakbench import manifest
-from leakbench.records import Run
-from leakbench.report import cells, renderings
+from leakbench.loading import load
+from leakbench.report import renderings
 from leakbench.report.content import Report
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -76,9 +75,7 @@ def tables_of(report: Report) -> list[Shown]:
 
 
 def report_of(name: str) -> Report:
-    run = Run.existing(RESULTS / name)
-    known = manifest.read(run)
-    return cells.build(known.plan, known.cells, run.records(), known.facts, known.trainings)
+    return load(RESULTS / name).content()
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -19,10 +19,10 @@ from pydantic import BaseModel
 
 from leakbench import described, record_types, spec, statistics
 from leakbench.judging import FLAGS
-from leakbench.manifest import read
+from leakbench.loading import load
 from leakbench.metrics.registry import all_metrics
 from leakbench.records import Run
-from leakbench.report import answer, cells, content, renderings
+from leakbench.report import answer, content, renderings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
@@ -194,9 +194,7 @@ def disagreements(section: str, table: Mapping[str, Any]) -> list[str]:
 
 @cache
 def report_of(name: str) -> content.Report:
-    run = Run.existing(ROOT / "results" / name)
-    known = read(run)
-    return cells.build(known.plan, known.cells, run.records(), known.facts, known.trainings)
+    return load(ROOT / "results" / name).content()
 
 
 @pytest.mark.parametrize("name", RUNS)
