@@ -10,19 +10,14 @@ import typer
 from leakbench.commands.options import RunArgument
 from leakbench.commands.output import say
 from leakbench.errors import LeakbenchError
-from leakbench.report.kinds import FigureKind
+from leakbench.report.kinds import FIGURES, FigureKind
 
 
 def figure(
     run: RunArgument,
     kind: Annotated[
         FigureKind,
-        typer.Argument(
-            help="threshold: success against it; effort: success against gradient evaluations; "
-            "printed: the papers' numbers against ours; ladder: rates, errors and their bounds "
-            "against the number that a defense's rows differ in; training: its curves and logs, "
-            "round by round."
-        ),
+        typer.Argument(help="; ".join(f"{kind}: {words}" for kind, words in FIGURES.items())),
     ],
     out: Annotated[
         Path | None, typer.Option(help="File to write, .png, .svg or .pdf; else RUN/KIND.png.")

@@ -11,6 +11,7 @@ class FigureKind(StrEnum):
     threshold = "threshold"
     effort = "effort"
     printed = "printed"
+    frontier = "frontier"
     ladder = "ladder"
     training = "training"
 
@@ -29,6 +30,7 @@ FIGURES = {
     FigureKind.threshold: "Success against threshold, in every reading of a printed MSE",
     FigureKind.effort: "Success against gradient evaluations",
     FigureKind.printed: "Printed numbers against ours",
+    FigureKind.frontier: "Leakage against accuracy, with epsilon",
     FigureKind.ladder: "Rates, errors and their bounds against the noise",
     FigureKind.training: "Accuracy, norms, scales of the mechanism and updates over the training",
 }

@@ -9,7 +9,7 @@ from functools import cached_property
 from leakbench.errors import LeakbenchError
 from leakbench.manifest import Manifest
 from leakbench.records import Key, Record
-from leakbench.report import ladder_figure, outcome_figures, training_figure
+from leakbench.report import frontier_figure, ladder_figure, outcome_figures, training_figure
 from leakbench.report.content import Report
 from leakbench.report.figures import PAGE, PRINT, SCREEN, Row, written
 from leakbench.report.kinds import FIGURES, FigureKind
@@ -40,6 +40,8 @@ class Drawn:
                 return training_figure.training_rows(plan, self.known.trainings, self.records)
             case FigureKind.ladder:
                 return ladder_figure.ladder_rows(plan, self.content)
+            case FigureKind.frontier:
+                return frontier_figure.frontier_rows(self.content)
             case FigureKind.printed:
                 return outcome_figures.printed_rows(self.content)
             case FigureKind.threshold:
