@@ -11,6 +11,10 @@ class LeakbenchError(Exception):
     """Bad input; the command line prints the text and exits with code 2."""
 
 
+class PluginBroken(LeakbenchError):
+    """Code of a plugin fails where only asked what it is; others can run without it."""
+
+
 class WorkerLost(LeakbenchError):
     """A worker process died; the command line exits with code 1, finished trials are kept."""
 

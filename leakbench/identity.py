@@ -28,8 +28,8 @@ COVERED = (
     # They look at results: how they do is in the identity of the judge.
     "leakbench.judging", "leakbench.metrics", "leakbench.records", "leakbench.report",
     "leakbench.record_types", "leakbench.trial_records",
-    # They cannot change a number.
-    "leakbench.errors",
+    # They cannot change a number of who keeps to the contract.
+    "leakbench.errors", "leakbench.foreign", "leakbench.isolation",
 )  # fmt: skip
 """Modules, with all below them, whose code is no part of an identity."""
 

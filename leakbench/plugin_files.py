@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from leakbench.errors import LeakbenchError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
@@ -69,8 +71,14 @@ def broken(name: str, origin: str, module: str, reason: str, path: Path | None =
 
 
 def one_line(error: BaseException) -> str:
-    """Type and text of an error on one line, without control characters or lone surrogates."""
-    text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+    """Type and text of an error on one line, without control characters or lone surrogates; of our
+    own errors the text."""
+    try:
+        said = str(error)
+    except Exception as failed:  # noqa: BLE001  a plugin's own exception may fail at this, too
+        said = f"its text cannot be read ({type(failed).__name__})"
+    whole = said if isinstance(error, LeakbenchError) else f"{type(error).__name__}: {said}"
+    text = whole.encode("utf-8", "backslashreplace").decode()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

@@ -20,9 +20,10 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, cast
 
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.errors import LeakbenchError, PluginBroken, unknown_name
 from leakbench.plugin_files import Plugin, broken, locate, one_line, scan
 
 Kind = Literal["attacks", "defenses", "models"]
@@ -80,18 +81,48 @@ def find(kind: Kind, name: str, where: str = "") -> Plugin:
 
 
 def load(kind: Kind, name: str) -> type:
-    """Import the class of plugin `name`; LeakbenchError if there is none or its import fails."""
+    """Import the class of plugin `name`.
+
+    Raises:
+        LeakbenchError: there is none; `PluginBroken` if its import fails, or changes the process.
+    """
     if kind == "defenses" and JOINT in name:
         from leakbench.chain import chain_of  # needs torch, and this module
 
         return chain_of([load(kind, part) for part in name.split(JOINT)])
     plugin = find(kind, name)
-    importlib.invalidate_caches()  # a file may have been written since
     try:
-        return cast(type, getattr(importlib.import_module(plugin.module), plugin.attribute))
-    except (Exception, SystemExit) as error:  # foreign code may fail in any way; the text names it
+        return cast(type, getattr(_imported(plugin.module), plugin.attribute))
+    except Exception as error:  # foreign code may fail in any way; the text names it
         text = f"{kind[:-1]} '{name}' ({plugin.origin}): import failed: {one_line(error)}"
-        raise LeakbenchError(text) from error
+        raise PluginBroken(text) from error
+
+
+_SPOILING: dict[str, tuple[ModuleType | None, str]] = {}
+"""Modules that have changed the process when they were imported, and what an error says of it: a
+second import would find them there, and change nothing."""
+
+
+def _imported(name: str) -> ModuleType:
+    """A module, imported if it is not there, with what its import changes of the process undone.
+
+    Raises:
+        LeakbenchError: it has changed what decides numbers. Its own errors come through.
+    """
+    if (known := sys.modules.get(name)) is not None:
+        module, said = _SPOILING.get(name, (None, ""))
+        if module is known:
+            raise LeakbenchError(said)
+        return known
+    importlib.invalidate_caches()  # a file may have been written since
+    from leakbench.isolation import contained  # brings torch, as plugins do
+
+    try:
+        with contained(""):
+            return importlib.import_module(name)
+    except LeakbenchError as error:
+        _SPOILING[name] = (sys.modules.get(name), str(error))
+        raise
 
 
 def add_folders(folders: Iterable[Path]) -> None:

@@ -24,6 +24,7 @@ import torch
 from leakbench import manifest as manifests
 from leakbench import planning, probe
 from leakbench.arithmetic import processor
+from leakbench.attempting import attempt
 from leakbench.chunks import Chunk, ChunkResult
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
@@ -31,13 +32,10 @@ from leakbench.errors import WorkerLost
 from leakbench.judging import judge_by
 from leakbench.manifest import Manifest
 from leakbench.planning import Platform
-from leakbench.plugin_files import one_line
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.rescoring import outdated, rejudged
 from leakbench.spec import JUDGED, Plan, Rule, canonical
-from leakbench.trial_records import failed
-from leakbench.trials import run_chunk
-from leakbench.utility import Training, failed_training, run_training
+from leakbench.utility import Training
 
 CHUNK = 128
 """Images solved together; bounds memory (L-BFGS history). It changes no result where a victim's
@@ -397,38 +395,8 @@ def _end_with_driver() -> None:
 
 def _timed(piece: Work) -> Timed:
     begun = time.monotonic()
-    result = _attempt(piece) if isinstance(piece, Chunk) else _attempt_training(piece)
+    result = attempt(piece)
     return piece, result, time.monotonic() - begun
-
-
-def _attempt_training(task: Training) -> ChunkResult:
-    try:
-        record = run_training(task)
-    except torch.OutOfMemoryError as error:
-        record = failed_training(task, "oom", one_line(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-        record = failed_training(task, "error", one_line(error))
-    return ChunkResult(records=(record,), arrays={})
-
-
-def _attempt(chunk: Chunk) -> ChunkResult:
-    """Run a chunk; if it fails, cell by cell: one row's defense must not take the others down."""
-    try:
-        return run_chunk(chunk)
-    except torch.OutOfMemoryError as error:
-        return failed(chunk, "oom", one_line(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-        of_cells = sorted({of for of, _ in chunk.trials})
-        if len(of_cells) == 1:
-            return failed(chunk, "error", one_line(error))
-    parts = [
-        _attempt(replace(chunk, trials=tuple(trial for trial in chunk.trials if trial[0] == of)))
-        for of in of_cells
-    ]
-    return ChunkResult(
-        records=tuple(record for part in parts for record in part.records),
-        arrays={name: arrays for part in parts for name, arrays in part.arrays.items()},
-    )
 
 
 def _facts(

@@ -36,13 +36,16 @@ from leakbench.data import Dataset, load
 from leakbench.errors import LeakbenchError
 from leakbench.federated import Point, check, train
 from leakbench.information import Bound, Held, bound_under, fingerprint, held_by
+from leakbench.isolation import Given, contained, tensors_in, untouched
 from leakbench.judging import Onlooker
 from leakbench.leaking import Granted, Look, Tap
+from leakbench.modules import fixed_of
 from leakbench.networks import build_defense, first_network, model_of
 from leakbench.optim import PAD
 from leakbench.pretraining import accuracy, pretrain
 from leakbench.priors import GaussianPrior
 from leakbench.sampling import partition
+from leakbench.simulation import Simulator
 from leakbench.spec import Cell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
@@ -73,16 +76,17 @@ def attacked_network(cell: Cell, dataset: Dataset, number: int) -> Attacked:
     )  # fmt: skip
     key = (dataset.checksum, canonical(recipe))
     if key not in _ATTACKED:
-        model, weights = first_network(cell, dataset, number)
-        if cell.pretraining is not None:
-            weights = pretrain(
-                model, weights,
-                dataset.train.to(getattr(torch, cell.dtype)), dataset.train_labels,
-                generator=generator(cell.seed, "pretraining", cell.dataset, number),
-                **cell.pretraining,
-            )  # fmt: skip
-        public = dataset.public.to(getattr(torch, cell.dtype))
-        share = accuracy(model, weights, public, dataset.public_labels)
+        with contained(f"model '{cell.model}'"):
+            model, weights = first_network(cell, dataset, number)
+            if cell.pretraining is not None:
+                weights = pretrain(
+                    model, weights,
+                    dataset.train.to(getattr(torch, cell.dtype)), dataset.train_labels,
+                    generator=generator(cell.seed, "pretraining", cell.dataset, number),
+                    **cell.pretraining,
+                )  # fmt: skip
+            public = dataset.public.to(getattr(torch, cell.dtype))
+            share = accuracy(model, weights, public, dataset.public_labels)
         _ATTACKED[key] = Attacked(model=model, weights=weights, accuracy=share)
     return _ATTACKED[key]
 
@@ -145,13 +149,15 @@ def looks(
         key = (dataset.checksum, canonical(recipe))
         if key not in _POINTS:
             schedule = Schedule(**{**cell.federation, "rounds": cell.rounds[-1]})
-            _POINTS[key] = train(
-                attacked.model, weights, dataset.train.to(device),
-                dataset.train_labels.to(device), defense, schedule,
-                total=cell.iterations, seed=cell.seed, axes=(cell.dataset, number), public=public,
-                noise=NoiseStreams(cell.seed, ("training", cell.dataset, number)),
-                keep=set(cell.rounds),
-            ).points  # fmt: skip
+            with contained(f"defense '{cell.defense}'"):
+                trained = train(
+                    attacked.model, weights, dataset.train.to(device),
+                    dataset.train_labels.to(device), defense, schedule, total=cell.iterations,
+                    seed=cell.seed, axes=(cell.dataset, number), public=public,
+                    noise=NoiseStreams(cell.seed, ("training", cell.dataset, number)),
+                    keep=set(cell.rounds),
+                )  # fmt: skip
+            _POINTS[key] = trained.points
         points = dict(_POINTS[key])
     found = []
     for round in cell.rounds:
@@ -232,37 +238,42 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
         each=first.images_a_gradient,
     )
     leak, undefended, straight_through = _leak(chunk, victims, attacked, device, dtype)
-    attack = build_attack(first)
+    name = f"attack '{first.attack}'"
+    with contained(name):
+        attack = build_attack(first)
     streams = VictimStreams(
         0,
         tuple(opaque(first.seed, first.dataset, chunk.network, v) for _, v in chunk.trials),
     )
-    seen = _Seen(leak, dataset)
-    start = attack.start(leak, streams)
-    if start is not None:
-        start = start.detach().cpu()
-    onlooker = Onlooker(victims=victims, snapshot_steps=first.snapshots)
-    if start is not None:
-        nothing = torch.zeros(leak.n, dtype=torch.int64)
-        start = onlooker.look(torch.arange(leak.n), nothing, nothing, start)
-
-    def watch(
-        rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
-    ) -> None:
-        # The attack gets no handle on the onlooker.
-        onlooker.watch(rows, steps, evaluations, inputs, losses)
-
-    result = attack.reconstruct(leak, streams, watch)
-    seen.require_untouched(attack.name)
-    for look in leak.observations:
-        look.forget()
-    check_answer(result, leak, attack.name)
-    for name, answer in result.members.items():
-        check_answer(answer, leak, f"{attack.name}, {name}")
-    result = with_honest_status(result)
     batches = (leak.n, leak.batch_size)
-    truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
-    loss_true = loss_of(attack, leak, truth, victims.labels.to(device).unflatten(0, batches))
+    with untouched(name, _given(leak, victims)):
+        with contained(name):
+            start = attack.start(leak, streams)
+        if start is not None:
+            start = start.detach().cpu()
+        onlooker = Onlooker(victims=victims, snapshot_steps=first.snapshots)
+        if start is not None:
+            nothing = torch.zeros(leak.n, dtype=torch.int64)
+            start = onlooker.look(torch.arange(leak.n), nothing, nothing, start)
+
+        def watch(
+            rows: Tensor, steps: Tensor, evaluations: Tensor, inputs: Tensor, losses: Tensor
+        ) -> None:
+            # The attack gets no handle on the onlooker.
+            onlooker.watch(rows, steps, evaluations, inputs, losses)
+
+        with contained(name):
+            result = attack.reconstruct(leak, streams, watch)
+        for look in leak.observations:
+            look.forget()
+        check_answer(result, leak, first.attack)
+        for member, answer in result.members.items():
+            check_answer(answer, leak, f"{first.attack}, {member}")
+        result = with_honest_status(result)
+        truth = victims.images.to(device=device, dtype=dtype).unflatten(0, batches)
+        labels = victims.labels.to(device).unflatten(0, batches)
+        with contained(name):
+            loss_true = loss_of(attack, leak, truth.clone(), labels.clone())
     images, places = victims.in_place(result.inputs.detach().cpu())
     attacked_chunk = AttackedChunk(
         images=images, places=places, start=start, chunk=chunk, victims=victims, leak=leak,
@@ -303,21 +314,30 @@ def _leak(
     for cell, rows in rows_of:
         if not rows:
             continue
-        defense = build_defense(cell)
-        when = looks(cell, dataset, attacked, defense, chunk.network)
+        name = f"defense '{cell.defense}'"
+        with contained(name):
+            defense = build_defense(cell)
+            when = looks(cell, dataset, attacked, defense, chunk.network)
         own = [chunk.trials[row][1] for row in rows]
         for number, look in enumerate(when):
-            seen[number].append(scene.capture(defense, own, look, number))
-            if adaptive:
-                replays[number].append(tap.replay(defense, look))
-            elif not replays[number]:  # a naive attacker's only one, for all victims
-                replays[number].append(tap.naive_replay(look))
+            shared: Given = {
+                "the weights": [look.weights],
+                "its own state": tensors_in(look.state),
+                "the data": [dataset.candidates, dataset.public],
+            }
+            with untouched(name, shared), contained(name):
+                seen[number].append(scene.capture(defense, own, look, number))
+                if adaptive:
+                    replays[number].append(tap.replay(defense, look))
+                elif not replays[number]:  # a naive attacker's only one, for all victims
+                    replays[number].append(tap.naive_replay(look))
         order.extend(rows)
         if adaptive:
             replay_of[rows] = len(replays[0]) - 1
             for row in rows:
                 straight_through[row] = any(each[-1].straight_through for each in replays)
-            public = tap.noise_std(defense, when[0]) or {}
+            with contained(name):
+                public = tap.noise_std(defense, when[0]) or {}
             for name, values in noise_std.items():
                 values[rows] = public.get(name, math.nan)
     back = torch.tensor(order).argsort().to(device)
@@ -327,7 +347,8 @@ def _leak(
     ]
     granted = Granted()
     if "labels" in first.grants:
-        granted["labels"] = victims.labels.to(device).unflatten(0, (len(chunk.trials), -1))
+        labels = victims.labels.to(device, copy=True)
+        granted["labels"] = labels.unflatten(0, (len(chunk.trials), -1))
     if "candidates" in first.grants:
         granted["candidates"] = dataset.candidates.to(device=device, dtype=dtype, copy=True)
         granted["candidate_labels"] = dataset.candidate_labels.to(device, copy=True)
@@ -346,6 +367,27 @@ def _leak(
     own = [victim for _, victim in chunk.trials]
     undefended = scene.capture(Defense(), own, replace(when[0], state=None), 0)
     return leak, undefended, straight_through
+
+
+def _given(leak: Leak, victims: Victims) -> Given:
+    """What an attack gets, its own copies of what is granted apart, and the data it can load."""
+    dataset, looks = victims.dataset, leak.observations
+    return {
+        "the weights": [look.weights for look in looks],
+        "the observed gradients": [look.gradients.tensors for look in looks],
+        "the network": [fixed_of(leak.model)],
+        "the state of a defense": [
+            tensor
+            for look in looks
+            if isinstance(look.run, Simulator)
+            for replay in look.run.replays
+            for tensor in tensors_in(replay.state)
+        ],
+        "the data": [
+            dataset.candidates, dataset.candidate_labels, dataset.public, dataset.public_labels,
+            victims.images, victims.labels,
+        ],
+    }  # fmt: skip
 
 
 def _accuracy(cell: Cell, attacked: Attacked, leak: Leak, dataset: Dataset) -> float:
@@ -474,34 +516,3 @@ class _Scene:
             defense, look, batches,
             clients=clients, noise=self._noise(number), victims=where, chunk_size=PAD * 32,
         )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------ the contract
-
-
-class _Seen:
-    """Copies of what an attack must not change, since others are judged by it."""
-
-    def __init__(self, leak: Leak, dataset: Dataset) -> None:
-        looks = leak.observations
-        self.shared = {
-            "the weights": [t for look in looks for t in look.weights.values()],
-            "the observed gradients": [
-                t for look in looks for t in look.gradients.tensors.values()
-            ],
-            "the data": [dataset.candidates, dataset.public],
-        }
-        self.before = {what: [t.clone() for t in found] for what, found in self.shared.items()}
-
-    def require_untouched(self, name: str) -> None:
-        """Put back what was changed, and blame the attack."""
-        for what, found in self.shared.items():
-            pairs = list(zip(found, self.before[what], strict=True))
-            if not all(_same_bits(now, before) for now, before in pairs):
-                for now, before in pairs:
-                    now.copy_(before)
-                raise LeakbenchError(f"attack '{name}': changes {what} it is given")
-
-
-def _same_bits(one: Tensor, two: Tensor) -> bool:
-    return bool(((one == two) | (one.isnan() & two.isnan())).all())

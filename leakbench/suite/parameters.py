@@ -11,8 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from leakbench.errors import LeakbenchError, unknown_name
+from leakbench import registry
+from leakbench.errors import LeakbenchError, PluginBroken, unknown_name
+from leakbench.foreign import without_exit
 from leakbench.plugin_files import one_line
+from leakbench.registry import Kind
 from leakbench.spec import canonical
 from leakbench.suite.reading import explain
 
@@ -31,19 +34,36 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """All hyper-parameters, and the place of each that is not the plugin's default."""
+    """All hyper-parameters, and the place of each that is not the plugin's default.
+
+    broken: why the plugin cannot be made, "" where it can; its defaults are then not among them.
+    """
 
     values: dict[str, Any]
     places: dict[str, str]
+    broken: str = ""
 
 
-def merge(kind: type, layers: Iterable[Layer], where: str) -> Merged:
+def load(kind: Kind, name: str) -> type | str:
+    """The class of a plugin, or why it cannot be imported."""
+    try:
+        return registry.load(kind, name)
+    except PluginBroken as error:
+        return str(error)
+
+
+def merge(kind: type | str, layers: Iterable[Layer], where: str) -> Merged:
     """The parameters of a plugin from its defaults and then `layers`, the later over the earlier.
+
+    kind: as `load` answers; a plugin that is broken takes what it is given.
 
     Raises:
         LeakbenchError: an unknown name, a wrong type, or a value that the plugin refuses; the text
             says which layer it is from.
     """
+    if isinstance(kind, str):
+        return _as_given(layers, where, kind)
+    layers = list(layers)
     fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     asked: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -55,17 +75,28 @@ def merge(kind: type, layers: Iterable[Layer], where: str) -> Merged:
                 raise unknown_name("parameter", name, fields, f"{where}, from {layer.place}")
     try:
         return Merged(complete(kind, asked, where), places)
+    except PluginBroken as error:
+        return _as_given(layers, where, str(error))
     except LeakbenchError as error:
         text = str(error)
         said = [f"{k} is from {v}" for k, v in places.items() if re.search(rf"\b{k}\b", text)]
         raise LeakbenchError("; ".join([text, *said])) from error.__cause__
 
 
+def _as_given(layers: Iterable[Layer], where: str, broken: str) -> Merged:
+    """Without the defaults, which nobody knows."""
+    values = {name: value for layer in layers for name, value in layer.values.items()}
+    for name, value in values.items():
+        _require_plain(name, value, where)
+    return Merged(values, {}, broken)
+
+
 def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
     """All hyper-parameters of a plugin after its defaults; types and names checked.
 
     Raises:
-        LeakbenchError: an unknown name, a wrong type, or a value the plugin refuses.
+        LeakbenchError: an unknown name, a wrong type, or a value the plugin refuses; `PluginBroken`
+            if it fails in another way.
     """
     if not dataclasses.is_dataclass(kind):
         raise LeakbenchError(f"{where}: class {kind.__name__} is not a dataclass")
@@ -80,14 +111,15 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
             raise unknown_name("parameter", name, fields, where)
         _require_plain(name, parameters[name], where)
     try:
-        plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
+        with without_exit(where):
+            plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
+            values = {name: getattr(plugin, name) for name in fields}
     except ValidationError as error:
         raise LeakbenchError(f"{where}: {explain(error)}") from None
     except LeakbenchError as error:
-        raise LeakbenchError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # foreign code may fail in any way
-        raise LeakbenchError(f"{where}: {one_line(error)}") from error
-    values = {name: getattr(plugin, name) for name in fields}
+        raise LeakbenchError(f"{where}: {one_line(error)}") from None
+    except Exception as error:  # foreign code may fail in any way
+        raise PluginBroken(f"{where}: {one_line(error)}") from error
     try:
         canonical(values)
     except (TypeError, ValueError) as error:  # a default that records cannot hold, inf say

@@ -12,7 +12,7 @@ from leakbench.data.catalog import look_up
 from leakbench.data.entries import Source
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.spec import Knowledge, canonical
-from leakbench.suite.parameters import Layer, Merged, merge
+from leakbench.suite.parameters import Layer, Merged, load, merge
 from leakbench.suite.settings import Setting
 from leakbench.suite.tables import (
     ANY_DATA_SET,
@@ -107,6 +107,7 @@ def variants_of(asked: Request) -> list[Variant]:
             tables = _in_place_of(suite, tables, attack)
             replaced = attack
     variants = [_variant(asked, table, replaced) for table in tables]
+    _require_one([merged for each in variants for merged in each.parameters.values()])
     if attack is None and suite.variants:
         shared = {name for known in suite.knowledge.values() for name in known.parameters}
         shared |= asked.chosen.parameters.keys()
@@ -169,7 +170,7 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
     name = replaced or chosen.name
     if replaced is None:
         registry.find("attacks", name, f"{where}, key attack.name")
-    kind = registry.load("attacks", name)
+    kind = load("attacks", name)
     parameters = {
         knowledge: merge(
             kind,
@@ -179,7 +180,8 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
         for knowledge in suite.knowledge
         if knowledge in (chosen.knowledge or suite.knowledge)
     }
-    for grant in getattr(kind, "requires", ()):
+    required = getattr(kind, "requires", ())
+    for grant in required if isinstance(required, tuple) else ():  # else its trials say so
         if grant not in chosen.grants:
             text = f"'{name}' needs '{grant}', granted are {chosen.grants}"
             raise LeakbenchError(f"{where}, key attack.grants: {text}")
@@ -307,16 +309,23 @@ def sources_of(suite: Suite, datasets: Sequence[str] | None) -> list[Source]:
 def rows_of(asked: Request) -> list[Row]:
     """The table's defenses, each complete and checked."""
     found = []
-    kinds: dict[str, type] = {}
+    kinds: dict[str, type | str] = {}
     for table in _chosen_rows(asked.suite, asked.defense):
         if table.name not in kinds:
             registry.find("defenses", table.name, f"{asked.file}, key defenses.name")
-            kinds[table.name] = registry.load("defenses", table.name)
+            kinds[table.name] = load("defenses", table.name)
         place = f"defenses.{table.id}.parameters"
         layers = _with_command_line(asked, [Layer(place, table.parameters)])
         where = f"{asked.file}, defense '{table.id}'"
         found.append(Row(table=table, parameters=merge(kinds[table.name], layers, where)))
+    _require_one([row.parameters for row in found])
     return found
+
+
+def _require_one(plugins: Sequence[Merged]) -> None:
+    """Of plugins that are asked for, one must work."""
+    if plugins and all(each.broken for each in plugins):
+        raise LeakbenchError(plugins[0].broken)
 
 
 def _chosen_rows(suite: Suite, defense: str | None) -> list[DefenseTable]:
