@@ -87,7 +87,9 @@ class LoadedRun:
         """What its figures are drawn from."""
         from leakbench.report.pictures import Drawn
 
-        return Drawn(known=self.described, records=self.records, content=self.content())
+        return Drawn(
+            store=self.store, known=self.described, records=self.records, content=self.content()
+        )
 
     def gallery(
         self,

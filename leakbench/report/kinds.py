@@ -10,6 +10,7 @@ class FigureKind(StrEnum):
 
     threshold = "threshold"
     effort = "effort"
+    traces = "traces"
     printed = "printed"
     frontier = "frontier"
     ladder = "ladder"
@@ -29,6 +30,7 @@ class Pick(StrEnum):
 FIGURES = {
     FigureKind.threshold: "Success against threshold, in every reading of a printed MSE",
     FigureKind.effort: "Success against gradient evaluations",
+    FigureKind.traces: "Loss and error, step by step",
     FigureKind.printed: "Printed numbers against ours",
     FigureKind.frontier: "Leakage against accuracy, with epsilon",
     FigureKind.ladder: "Rates, errors and their bounds against the noise",

@@ -8,8 +8,14 @@ from functools import cached_property
 
 from leakbench.errors import LeakbenchError
 from leakbench.manifest import Manifest
-from leakbench.records import Key, Record
-from leakbench.report import frontier_figure, ladder_figure, outcome_figures, training_figure
+from leakbench.records import Key, Record, Run
+from leakbench.report import (
+    frontier_figure,
+    ladder_figure,
+    outcome_figures,
+    traces_figure,
+    training_figure,
+)
 from leakbench.report.content import Report
 from leakbench.report.figures import PAGE, PRINT, SCREEN, Row, written
 from leakbench.report.kinds import FIGURES, FigureKind
@@ -19,13 +25,14 @@ from leakbench.report.kinds import FIGURES, FigureKind
 class Drawn:
     """A run with all that its figures need, read once."""
 
+    store: Run
     known: Manifest
     records: Mapping[Key, Record]
     content: Report
 
     @cached_property
     def outcomes(self) -> outcome_figures.Outcomes:
-        """The trials of the worst attackers, for two figures."""
+        """The trials of the worst attackers, for three figures."""
         return outcome_figures.outcomes_of(self.known.cells, self.records, self.content)
 
     def rows(self, kind: FigureKind) -> list[Row]:
@@ -42,6 +49,8 @@ class Drawn:
                 return ladder_figure.ladder_rows(plan, self.content)
             case FigureKind.frontier:
                 return frontier_figure.frontier_rows(self.content)
+            case FigureKind.traces:
+                return traces_figure.traces_rows(self.outcomes, self.store.arrays)
             case FigureKind.printed:
                 return outcome_figures.printed_rows(self.content)
             case FigureKind.threshold:
