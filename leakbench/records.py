@@ -16,6 +16,7 @@ to a temporary name and renamed before the lines that mention them. Files are re
 
 from __future__ import annotations
 
+import gc
 import gzip
 import hashlib
 import io
@@ -26,14 +27,15 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic_core import from_json
 
 from leakbench import frames
 from leakbench.errors import LeakbenchError
@@ -81,12 +83,16 @@ class Run:
 
     def records(self) -> dict[Key, Record]:
         """Last record of every trial. A torn last line is ignored; `writing` cuts it off."""
+        with _uncollected():
+            return self._records()
+
+    def _records(self) -> dict[Key, Record]:
         found: dict[Key, Record] = {}
         lines = self._content().split(b"\n")
         # What follows the last newline is empty, or a torn line.
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                record = dict(json.loads(line, parse_constant=_no_constant))
+                record = dict(_decoded(line))
                 schema = record["schema"]
             except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
                 text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
@@ -286,6 +292,31 @@ def encode(record: Record) -> bytes:
     """One line of canonical JSON; non-finite numbers must be None already."""
     line = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return line.encode() + b"\n"
+
+
+def _decoded(line: bytes) -> Any:
+    """One line of JSON.
+
+    Raises:
+        ValueError: It is none, or not a strict one.
+    """
+    try:
+        return from_json(line, allow_inf_nan=False)
+    except ValueError:  # half a surrogate pair, which a message may hold, is none to a fast parser
+        return json.loads(line, parse_constant=_no_constant)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for cycles of objects, of which records have none: with many records that
+    takes as long as reading them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _no_constant(name: str) -> None:

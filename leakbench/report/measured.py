@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, isfinite, nan
 from statistics import fmean, median
 from typing import Literal
@@ -56,9 +57,12 @@ class LabelledRule:
 
     def first(self, record: Record, effort: Spent = "steps") -> int | None:
         """Steps or evaluations done when an iterate first met it; 0 steps is the start."""
-        name = "first_step" if effort == "steps" else "first_evaluations"
-        spent: int | None = (record.get(name) or {}).get(self.name)
-        return spent
+        return self.firsts((record,), effort)[0]
+
+    def firsts(self, records: Iterable[Record], effort: Spent = "steps") -> list[int | None]:
+        """`first` of each of these."""
+        kind, name = "first_step" if effort == "steps" else "first_evaluations", self.name
+        return [(record.get(kind) or {}).get(name) for record in records]
 
 
 def rules_of(plan: Plan) -> tuple[LabelledRule, ...]:
@@ -72,7 +76,7 @@ def rules_of(plan: Plan) -> tuple[LabelledRule, ...]:
 # ------------------------------------------------------------------------------ trials
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Trials:
     """All trials of one cell: `entering` (a rate) and `judged` hold one list a network.
 
@@ -86,12 +90,12 @@ class Trials:
     entering: list[list[Record]]
     judged: list[list[Record]]
 
-    @property
+    @cached_property
     def all_entering(self) -> list[Record]:
         """Of all networks."""
         return [record for network in self.entering for record in network]
 
-    @property
+    @cached_property
     def all_judged(self) -> list[Record]:
         """Of all networks."""
         return [record for network in self.judged for record in network]
@@ -126,16 +130,31 @@ class Trials:
 
         Images of one batch stand or fall together.
         """
-        outcomes = [
-            [rule.met(record) if record["status"] in JUDGED else crashed for record in network]
-            for network in self.entering
-        ]
+        outcomes = self.met(rule)
+        if crashed:
+            outcomes = [
+                [met or record["status"] not in JUDGED for record, met in zip(*pair, strict=True)]
+                for pair in zip(self.entering, outcomes, strict=True)
+            ]
         batches = [[record["batch"] for record in network] for network in self.entering]
         return rate_interval(outcomes, level=level, groups=batches)
 
+    @cached_property
+    def _met(self) -> dict[str, list[list[bool]]]:
+        return {}
+
+    def met(self, rule: LabelledRule) -> list[list[bool]]:
+        """Whether each trial that is entering meets the rule, a list a network; judged once."""
+        if rule.name not in self._met:
+            self._met[rule.name] = [[*map(rule.met, network)] for network in self.entering]
+        return self._met[rule.name]
+
     def successes(self, rule: LabelledRule) -> list[list[Record]]:
         """Judged trials that meet the rule, a list a network."""
-        return [[record for record in network if rule.met(record)] for network in self.judged]
+        return [
+            [record for record, met in zip(*pair, strict=True) if met]
+            for pair in zip(self.entering, self.met(rule), strict=True)
+        ]
 
     def effort_to_success(self, rule: LabelledRule, effort: Spent) -> Effort:
         """Steps or evaluations to the first iterate that passes, of all trials and of successes.
@@ -144,16 +163,21 @@ class Trials:
         censored at the end of the longest trial, not where it stopped, where Kaplan-Meier would
         assume that it might have done as well as the others.
         """
-        records = self.all_entering
-        first = [rule.first(record, effort) for record in records]
-        spent = [record[effort] for record in records if record.get(effort) is not None]
+        first = rule.firsts(self.all_entering, effort)
         found = [step for step in first if step is not None]
-        end = max([*spent, *found], default=0)
+        end = max([self._longest[effort], *found])
         times = [end if step is None else step for step in first]
         return Effort(
             median=kaplan_meier_median(times, [step is not None for step in first]),
             mean_of_successes=fmean(found) if found else None,
         )
+
+    @cached_property
+    def _longest(self) -> dict[Spent, int]:
+        """Effort of the trial that took most; 0 without any."""
+        efforts: tuple[Spent, Spent] = ("steps", "evaluations")
+        records = self.all_entering
+        return {name: max((r.get(name) or 0 for r in records), default=0) for name in efforts}
 
     def members(self, rules: Sequence[LabelledRule]) -> dict[str, MemberEntry]:
         """Of an attack that is made of others, how each would have done alone."""

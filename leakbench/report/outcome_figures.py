@@ -34,6 +34,9 @@ READINGS = (
 PAPER = 0.70
 """The papers' threshold, whatever it is of."""
 
+MOST_POINTS = 500
+"""Of a line: more are not to be told apart."""
+
 _LEAST = 1e-12
 
 
@@ -111,9 +114,11 @@ def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
         errors, shares = shares_below([record.get(name) for record in entering])
         if not errors:
             continue
-        drawn = [max(error, _LEAST) for error in errors]
-        highest = max(highest, drawn[-1])
-        axes.step([_LEAST, *drawn, inf], [0, *shares, shares[-1]], where="post", **_look(number))
+        highest = max(highest, errors[-1])
+        some = _some(len(errors))
+        drawn = [max(errors[place], _LEAST) for place in some]
+        heights = [shares[place] for place in some]
+        axes.step([_LEAST, *drawn, inf], [0, *heights, shares[-1]], where="post", **_look(number))
     axes.set_xscale("log")
     axes.set_xlim(_lowest(outcomes, name), highest * 3)
     axes.axvline(PAPER, **_PRINT)
@@ -123,6 +128,12 @@ def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
             if value is not None:
                 axes.axvline(value, **_TRIVIAL)
     axes.set_ylim(*_SHARES)
+
+
+def _some(count: int) -> list[int]:
+    """Places of a line's points that are drawn: all, or evenly some of them with both ends."""
+    drawn = min(count, MOST_POINTS)
+    return [place * (count - 1) // max(drawn - 1, 1) for place in range(drawn)]
 
 
 def _lowest(outcomes: Sequence[Outcome], name: str) -> float:
@@ -179,8 +190,9 @@ def _effort(axes: Axes, outcomes: Sequence[Outcome], rule: LabelledRule) -> None
             spent for record in records if (spent := rule.first(record, "evaluations")) is not None
         )
         end = max([*first, *(record.get("evaluations") or 0 for record in records)], default=1)
-        times = [0, *first, end]
-        counts = [0, *range(1, len(first) + 1), len(first)]
+        some = _some(len(first))
+        times = [0, *(first[place] for place in some), end]
+        counts = [0, *(place + 1 for place in some), len(first)]
         look = _look(number)
         axes.step(times, [c / len(records) for c in counts], where="post", **look)
         low, high = zip(*(wilson(c, len(records)) for c in counts), strict=True)
