@@ -23,7 +23,7 @@ export MKL_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-slow test-modes lint format bench suite-table3 queue coverage clean FORCE
+.PHONY: help install test test-slow test-modes lint format docs bench suite-table3 queue coverage clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-zA-Z0-9_%-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,10 @@ lint: $(STAMP) ## ruff, and mypy on the package as it is installed
 format: $(STAMP) ## put the code into ruff's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+# A warning is an error: a link that leads nowhere, a page that no menu has.
+docs: $(STAMP) ## build the documentation, to open at build/docs/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs/site/mkdocs.yml
 
 bench: $(STAMP) ## measure how fast attacks and training run (ARGS: what both know)
 	$(BIN)/python benchmarks/attack.py $(ARGS)
