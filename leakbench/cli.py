@@ -20,6 +20,7 @@ from leakbench.commands import (
     data,
     demo,
     figure,
+    leaderboard,
     panel,
     queue,
     report,
@@ -63,7 +64,7 @@ app.command("list")(about.list_command)
 for command in (
     demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
     report.report, report.gallery, report.rescore, report.export, figure.figure, compare.compare,
-    account.account, about.doctor,
+    leaderboard.pack, leaderboard.score, leaderboard.board, account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)
 data_app.command("list")(data.list_command)

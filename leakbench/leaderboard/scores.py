@@ -10,9 +10,11 @@ from typing import Any
 
 from leakbench.errors import LeakbenchError
 from leakbench.leaderboard.files import read_json
+from leakbench.leaderboard.markdown import inert
 from leakbench.leaderboard.packs import SCHEMA, Counts
 from leakbench.leaderboard.submissions import Submission
 from leakbench.plain import from_json
+from leakbench.report.renderings import markdown_table
 from leakbench.report.words import (
     Table,
     compact,
@@ -135,6 +137,25 @@ def to_table(score: Score) -> Table:
             for row in score.rows
         ),
     )
+
+
+def to_markdown(score: Score) -> str:
+    """The table, what counts, what was spent, and every input."""
+    said = score.submission
+    parts = [
+        f"# {inert(said.name)}",
+        f"Scored on the pack {inert(score.pack_title)} ({inert(score.pack_name)}), checksum "
+        f"{score.pack}.",
+        inert(said.method),
+        f"{said.knowledge}; {inert(budget_words(said))}. {inert(said.link)}".strip(),
+        markdown_table(to_table(score)),
+        "\n".join(f"- {inert(each.label)}: {inert(each.condition)}" for each in score.counts),
+        "Rates and medians are with 95 % intervals, over networks, then victims.",
+    ]
+    for row in score.rows:
+        lines = "\n".join(f"- {inert(line)}" for line in victim_words(row))
+        parts += [f"## {inert(row.label)} ({inert(row.dataset)})", lines]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def error_words(error: Interval) -> str:

@@ -120,14 +120,14 @@ def to_html(
             words=strips,
             gallery=None if gallery_png is None else embedded(gallery_png),
             figures={words: embedded(png) for words, png in figures.items()},
-            scripts=_scripts(),
+            scripts=page_scripts(),
             reproduce=_reproduce(report),
         )
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Scripts:
+class Scripts:
     """text: of the page, marked safe. allowed: its digest, the only script a browser may run."""
 
     text: markupsafe.Markup
@@ -135,14 +135,15 @@ class _Scripts:
 
 
 @cache
-def _scripts() -> _Scripts:
+def page_scripts() -> Scripts:
+    """Of every page with tables."""
     folder = resources.files("leakbench.report") / "templates"
     text = "\n".join(
         (folder / name).read_text(encoding="utf-8")
         for name in ("tablesort.min.js", "tablesort.number.min.js", "page.js")
     )
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-    return _Scripts(markupsafe.Markup(text), markupsafe.Markup(f"'sha256-{digest}'"))
+    return Scripts(markupsafe.Markup(text), markupsafe.Markup(f"'sha256-{digest}'"))
 
 
 def _reproduce(report: Report) -> str:
