@@ -123,7 +123,8 @@ _HEAD, _FOOT = 0.14, 0.36  # a line above the axes; numbers and words below
 _NARROW, _WIDE = 1.75, 3.4  # a panel
 _TALL = (1.15, 1.9)  # axes
 _TITLE, _GAP = 0.26, 0.1  # of a row, and below it
-_LINE, _HANDLE, _BESIDE = 0.135, 0.42, 1.9  # of a name: its height, its line, room right of panels
+_LINE, _HANDLE = 0.135, 0.42  # of a name: its height, and the length of its line
+_INDENT, _BESIDE = 0.12, 1.9  # of names below panels; what they need beside them
 _SMALL, _NORMAL = 6.5, 7.5  # points
 
 
@@ -193,7 +194,7 @@ def _placed(row: Row, width: float) -> _Placed:
     columns = -(-count // lines)
     panel = min(width / columns, _WIDE)
     beside = width - columns * panel >= _BESIDE
-    room = width - columns * panel if beside else width
+    room = width - (columns * panel if beside else _INDENT) - 0.1
     widest = room - _HANDLE - _GAP
     names = tuple((name, _lines(name.label, widest, _SMALL)) for name in row.names)
     longest = max((_long(line) for _, words in names for line in words), default=0.0)
@@ -237,9 +238,9 @@ class _Page:
             said = column > 0 and panel.up == row.panels[number - 1].up
             self._panel(placed, number, column * placed.panel, top + line * placed.line, said)
         if placed.beside:
-            self._names(placed, placed.columns * placed.panel + 0.05, top + _HEAD)
+            self._names(placed, placed.columns * placed.panel, top + _HEAD)
         else:
-            self._names(placed, 0.12, top + placed.lines * placed.line)
+            self._names(placed, _INDENT, top + placed.lines * placed.line)
 
     def _panel(self, placed: _Placed, number: int, left: float, top: float, said: bool) -> None:
         """said: what is up stands beside the panel left of it."""
@@ -277,7 +278,7 @@ class _Page:
     def _names(self, placed: _Placed, left: float, top: float) -> None:
         names = placed.names
         each = -(-len(names) // placed.across) if names else 1
-        room = self.width - left
+        room = self.width - left - 0.1
         for start in range(0, len(names), each):
             x, y = left + room / placed.across * (start // each), top
             for name, words in names[start : start + each]:

@@ -13,6 +13,7 @@ class FigureKind(StrEnum):
     traces = "traces"
     printed = "printed"
     frontier = "frontier"
+    epsilon = "epsilon"
     ladder = "ladder"
     training = "training"
 
@@ -33,6 +34,7 @@ FIGURES = {
     FigureKind.traces: "Loss and error, step by step",
     FigureKind.printed: "Printed numbers against ours",
     FigureKind.frontier: "Leakage against accuracy, with epsilon",
+    FigureKind.epsilon: "Epsilon over the rounds, by accountant",
     FigureKind.ladder: "Rates, errors and their bounds against the noise",
     FigureKind.training: "Accuracy, norms, scales of the mechanism and updates over the training",
 }

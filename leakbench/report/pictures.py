@@ -10,6 +10,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.manifest import Manifest
 from leakbench.records import Key, Record, Run
 from leakbench.report import (
+    epsilon_figure,
     frontier_figure,
     ladder_figure,
     outcome_figures,
@@ -47,6 +48,8 @@ class Drawn:
                 return training_figure.training_rows(plan, self.known.trainings, self.records)
             case FigureKind.ladder:
                 return ladder_figure.ladder_rows(plan, self.content)
+            case FigureKind.epsilon:
+                return epsilon_figure.epsilon_rows(plan, self.known.trainings, self.records)
             case FigureKind.frontier:
                 return frontier_figure.frontier_rows(self.content)
             case FigureKind.traces:
