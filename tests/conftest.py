@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,30 @@ def process() -> Callable[..., Done]:
         return Done(done.returncode, done.stdout, done.stderr)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def crowded() -> Callable[..., list[str]]:
+    """Texts of a figure, of its rows and so many inches wide, that are cut or lie on others."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from leakbench.report.figures import Row, page_of
+
+    def find(rows: Sequence[Row], width: float) -> list[str]:
+        figure = page_of(rows, width)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        across, down = figure.bbox.size
+        found = []
+        boxes = [(axes.get_window_extent(renderer), "axes") for axes in figure.axes]
+        for text in figure.texts:
+            box, words = text.get_window_extent(renderer), text.get_text()
+            if box.x0 < 0 or box.y0 < 0 or box.x1 > across or box.y1 > down:
+                found.append(f"cut: {words}")
+            found += [f"{words} on {other}" for taken, other in boxes if box.overlaps(taken)]
+            boxes.append((box, words))
+        return found
+
+    return find
 
 
 @pytest.fixture

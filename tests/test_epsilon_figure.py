@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from leakbench.report.epsilon_figure import Spending, epsilon_rows, spending_of
 from leakbench.report.figures import page_of
 from leakbench.spec import Plan
 from leakbench.suite import resolve
-from tests.test_figures import crowded
 
 DELTA = 1e-5
 ROUNDS = [1, 2, 4, 5, 6, 7, 9, 10]
@@ -130,9 +130,12 @@ def test_lines_without_sampling_are_closed_forms(spent: tuple[Spending, Spending
 
 
 def test_points_are_drawn_and_nothing_is_cut(
-    plan: Plan, planned: list[PlannedTraining], records: dict[Key, Record],
+    plan: Plan,
+    planned: list[PlannedTraining],
+    records: dict[Key, Record],
     spent: tuple[Spending, Spending],
-) -> None:  # fmt: skip
+    crowded: Callable[..., list[str]],
+) -> None:
     rows = epsilon_rows(plan, planned, records)
     first, second = page_of(rows).axes
     drawn = [tuple(map(tuple, line.get_xydata().tolist())) for line in first.lines]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from leakbench.errors import LeakbenchError
@@ -28,24 +27,8 @@ from leakbench.report.figures import (
 )
 
 
-def crowded(rows: Sequence[Row], width: float) -> list[str]:
-    """Texts of a page that are cut, or lie on other texts or axes."""
-    figure = page_of(rows, width)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    across, down = figure.bbox.size
-    found = []
-    boxes = [(axes.get_window_extent(renderer), "axes") for axes in figure.axes]
-    for text in figure.texts:
-        box, words = text.get_window_extent(renderer), text.get_text()
-        if box.x0 < 0 or box.y0 < 0 or box.x1 > across or box.y1 > down:
-            found.append(f"cut: {words}")
-        found += [f"{words} on {other}" for taken, other in boxes if box.overlaps(taken)]
-        boxes.append((box, words))
-    return found
-
-
-def row(draw: object, names: int = 1, panels: int = 1) -> Row:
-    panel = Panel(head="a head", across="right", up="up", draw=draw)  # type: ignore[arg-type]
+def row(draw: Callable[[Axes], None], names: int = 1, panels: int = 1) -> Row:
+    panel = Panel(head="a head", across="right", up="up", draw=draw)
     return Row(
         title="A title", panels=[panel] * panels,
         names=[Name(label=f"line ${n}$", look=look_of(n)) for n in range(names)],
@@ -107,7 +90,9 @@ def test_a_tick_stands_where_its_number_is_drawn() -> None:
 
 @pytest.mark.parametrize("width", [3.5, 7.16])
 @pytest.mark.parametrize("panels", [1, 2, 4, 5])
-def test_nothing_is_cut_or_covered(width: float, panels: int) -> None:
+def test_nothing_is_cut_or_covered(
+    width: float, panels: int, crowded: Callable[..., list[str]]
+) -> None:
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [1e-9, 1e9])
         axes.set_yscale("log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from leakbench.report.frontier_figure import (
     trade_offs,
 )
 from leakbench.statistics import Interval
-from tests.test_figures import crowded
 
 RUN = Path(__file__).parent.parent / "results" / "cloak_table2-quick"
 
@@ -100,7 +100,9 @@ def test_error_bars_reach_to_the_ends_of_both_intervals(run: LoadedRun) -> None:
     assert point.recovered.low == pytest.approx(1 / (1 + 1.959964**2 / 8))  # Wilson, 8 of 8
 
 
-def test_epsilon_is_in_words_and_whoever_promises_none_has_another_mark(run: LoadedRun) -> None:
+def test_epsilon_is_in_words_and_whoever_promises_none_has_another_mark(
+    run: LoadedRun, crowded: Callable[..., list[str]]
+) -> None:
     rows = frontier_rows(run.content())
     assert crowded(rows, 7.16) == crowded(rows, 3.5) == []
     names = {name.label: name.look for name in rows[0].names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from leakbench.report.ladder_figure import LadderLine, ladder_rows, ladders_of
 from leakbench.spec import Plan
 from leakbench.statistics import Interval
 from leakbench.suite import resolve
-from tests.test_figures import crowded
 
 SIGMAS = [0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 6.0]
 
@@ -74,7 +74,9 @@ def test_lines_are_the_cells_of_an_attacker(plan: Plan, report: Report) -> None:
 
 
 @pytest.mark.parametrize("width", [3.5, 7.16])
-def test_nothing_is_cut(plan: Plan, report: Report, width: float) -> None:
+def test_nothing_is_cut(
+    plan: Plan, report: Report, width: float, crowded: Callable[..., list[str]]
+) -> None:
     rows = ladder_rows(plan, report)
     assert [len(row.panels) for row in rows] == [2, 2]
     assert crowded(rows, width) == []

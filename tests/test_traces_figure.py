@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from leakbench.report.measured import Trials
 from leakbench.report.outcome_figures import Outcome
 from leakbench.report.traces_figure import MOST_TRIALS, quartiles, traces_of, traces_rows
 from leakbench.suite import resolve
-from tests.test_figures import crowded
 
 LOSSES = [[8.0, 4.0, 2.0, 1.0], [9.0, 3.0], [7.0, 7.0, 6.0], [5.0], [6.0, 2.0, 2.5]]
 ERRORS = [
@@ -66,7 +66,7 @@ def test_lines_are_the_same_from_pandas() -> None:
     assert quartiles(trace.error)[1].tolist() == [0.4, 0.3, 0.2, 0.1]  # no number is the largest
 
 
-def test_the_median_and_its_band_are_drawn() -> None:
+def test_the_median_and_its_band_are_drawn(crowded: Callable[..., list[str]]) -> None:
     rows = traces_rows({"Digits": [outcome(5)]}, read)
     loss, error = page_of(rows).axes
     assert loss.lines[0].get_xydata().tolist() == [[0, 7], [1, 4], [2, 3], [3, 3]]

@@ -16,7 +16,6 @@ from leakbench.report.figures import page_of, written
 from leakbench.report.training_figure import blocks_of, training_rows
 from leakbench.spec import Plan
 from leakbench.suite import resolve
-from tests.test_figures import crowded
 
 SUITE = """
 schema = 1
@@ -95,7 +94,11 @@ def test_lines_are_means_over_networks(
 
 @pytest.mark.parametrize("width", [3.5, 7.16])
 def test_nothing_is_cut(
-    plan: Plan, planned: list[PlannedTraining], records: dict[Key, Record], width: float
+    plan: Plan,
+    planned: list[PlannedTraining],
+    records: dict[Key, Record],
+    width: float,
+    crowded: Callable[..., list[str]],
 ) -> None:
     rows = training_rows(plan, planned, records)
     assert [len(row.panels) for row in rows] == [5, 5]
