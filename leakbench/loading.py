@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from leakbench import manifest
 from leakbench.commands.options import RUNS
 from leakbench.errors import unknown_name
 from leakbench.manifest import Manifest
-from leakbench.records import Key, Record, Run
+from leakbench.records import Key, Record, Run, frame_of
 
 if TYPE_CHECKING:
     import pandas
@@ -33,11 +34,13 @@ class LoadedRun:
         store: where its records and pictures lie.
         described: what was asked of it.
         records: its trials and trainings.
+        damage: what of it is damaged and in none of these, in a sentence; "" if nothing is.
     """
 
     store: Run
     described: Manifest
     records: Mapping[Key, Record]
+    damage: str = ""
 
     @property
     def name(self) -> str:
@@ -46,7 +49,7 @@ class LoadedRun:
 
     def frame(self) -> pandas.DataFrame:
         """One row a trial, a column a field of its record: see `frames.frame`."""
-        return self.store.frame()
+        return frame_of(self.records)
 
     def content(self) -> Report:
         """Everything that its report says, cell by cell."""
@@ -57,7 +60,10 @@ class LoadedRun:
         from leakbench.report import cells
 
         known = self.described
-        return cells.build(known.plan, known.cells, self.records, known.facts, known.trainings)
+        return cells.build(
+            known.plan, known.cells, self.records, known.facts, known.trainings,
+            damage=self.damage,
+        )  # fmt: skip
 
     def report(self, format: Format = "md") -> str:
         """Its report as Markdown, CSV, HTML or JSON, as `leakbench report` prints it.
@@ -120,17 +126,34 @@ class LoadedRun:
     def __repr__(self) -> str:
         """What a notebook shows."""
         plan = self.described.plan
-        return f"Run '{self.name}' of suite {plan.name}, {len(self.records)} records"
+        damaged = f"; damaged: {self.damage}" if self.damage else ""
+        return f"Run '{self.name}' of suite {plan.name}, {len(self.records)} records{damaged}"
 
 
 def load(run: str | os.PathLike[str]) -> LoadedRun:
     """A run by its folder, or by its name below `results/runs`.
 
+    Damaged lines are left out, with a warning.
+
     Raises:
-        LeakbenchError: there is none, or it is damaged.
+        LeakbenchError: there is none, or none of its manifests can be read.
     """
+    found = opened(run)
+    if found.damage:
+        warnings.warn(found.damage, stacklevel=2)
+    return found
+
+
+def opened(run: str | os.PathLike[str]) -> LoadedRun:
+    """As `load`, without the warning: for who says himself what is damaged."""
     store = existing(run)
-    return LoadedRun(store=store, described=manifest.read(store), records=store.records())
+    described, contents = manifest.read(store), store.contents()
+    return LoadedRun(
+        store=store,
+        described=described,
+        records=contents.records,
+        damage=store.damage(contents),
+    )
 
 
 def existing(run: str | os.PathLike[str]) -> Run:

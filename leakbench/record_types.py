@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakbench.spec import Status
 
-SCHEMA: Literal[2] = 2
-"""Of a record. Before 2 it did not say who judged it."""
+SCHEMA: Literal[3] = 3
+"""Of a record. Before 2 it did not say who judged it; before 3 it had no checksum."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -24,10 +24,14 @@ class _Table(BaseModel):
 
 
 class ArraysPlace(_Table):
-    """Where a trial's images are: the file below `reconstructions/`, and the row in its arrays."""
+    """Where a trial's images are: the file below `reconstructions/`, and the row in its arrays.
+
+    digest: of the file's bytes, see `array_files.digest_of`; "" in records before schema 3.
+    """
 
     file: str
     row: Count
+    digest: str = ""
 
 
 class HostFields(_Table):
@@ -70,7 +74,7 @@ class TrialRecord(_Table):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
 
-    schema_version: Annotated[Literal[2], Field(alias="schema")]
+    schema_version: Annotated[Literal[3], Field(alias="schema")]
     identity: str
     dataset: str
     row: str
@@ -137,7 +141,7 @@ class TrainingRecord(_Table):
     all over the training.
     """
 
-    schema_version: Annotated[Literal[2], Field(alias="schema")]
+    schema_version: Annotated[Literal[3], Field(alias="schema")]
     kind: Literal["utility"]
     identity: str
     dataset: str
@@ -173,9 +177,9 @@ def wrong(record: Mapping[str, Any]) -> str:
     return ""
 
 
-def from_schema_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of the schema before, with what it lacks."""
+def upgraded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of this schema or one before, with what it lacks."""
     found = {**record, "schema": SCHEMA}
-    if record.get("kind") != "utility":
+    if record["schema"] == 1 and record.get("kind") != "utility":
         found |= {"judge": "", "blame": "", "unmeasured": {}}
     return found

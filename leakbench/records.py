@@ -5,30 +5,29 @@ A run folder holds::
     records.jsonl             one line a trial; a later line of a trial replaces an earlier one
     manifests/HASH.json       what was asked, of which code, on which machine
     reconstructions/*.npz     raw reconstructions, originals, snapshots, loss traces
+    records.damaged           lines that a writer found damaged and set aside
     .lock                     held by the one writer
 
 A run passed on without its arrays holds `records.jsonl.gz` in place of `records.jsonl`.
 
 A batch of lines is appended by a single write and synced to disk, so a kill leaves at most one
-torn last line; it is cut off under the lock before the next append, and said so. Arrays are written
-to a temporary name and renamed before the lines that mention them. Files are read without pickle.
+torn last line. Arrays are written to a temporary name and renamed before the lines that mention
+them. Lines carry a checksum, manifests are named by theirs, and the lines that mention a file of
+arrays carry its digest: what is damaged is left out by readers, and set aside by the next writer.
+Files are read without pickle.
 """
 
 from __future__ import annotations
 
-import gc
 import gzip
 import hashlib
-import io
 import json
-import lzma
 import os
+import re
 import shutil
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,30 +36,26 @@ import numpy as np
 from filelock import FileLock, Timeout
 from pydantic_core import from_json
 
-from leakbench import frames
+from leakbench import array_files, frames, record_lines
 from leakbench.errors import LeakbenchError
-from leakbench.record_types import SCHEMA, from_schema_1, wrong
+from leakbench.record_lines import Contents, Damage, Key, Record, damage_words, encode, key
 
 if TYPE_CHECKING:
     import pandas
 
-# What zipfile, its decompressors and numpy's header parser raise on damaged bytes.
-_DAMAGE = (
-    EOFError, LookupError, OSError, OverflowError, RuntimeError, SyntaxError, ValueError,
-    lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+__all__ = ["Contents", "Damage", "Key", "Record", "Run", "Writer", "encode", "key"]
 
-Record = dict[str, Any]
 MOST_BYTES = 2**30
 """Of unpacked records; a run of a million trials has less."""
 
-Key = tuple[str, int]
-"""(identity of cell and network, victim)."""
+_ARRAYS = re.compile(r"[0-9a-f]{20}-[0-9a-f]{12}\.npz")
+"""Names of files of arrays: of the cell, and of the victims; see `trial_records.arrays_of`."""
 
+MOST_INVOCATIONS = 2**53
+"""Of a run: numbers beyond it are no counts."""
 
-def key(record: Mapping[str, Any]) -> Key:
-    """What a record is about."""
-    return str(record["identity"]), int(record["victim"])
+_MANIFEST = re.compile(r"[0-9a-f]{16}")
+"""Names of manifests: the beginning of the SHA-256 of their bytes."""
 
 
 class Run:
@@ -81,31 +76,32 @@ class Run:
             raise LeakbenchError(f"{folder}: no run there; `leakbench run SUITE` makes one")
         return run
 
-    def records(self) -> dict[Key, Record]:
-        """Last record of every trial. A torn last line is ignored; `writing` cuts it off."""
-        with _uncollected():
-            return self._records()
+    def contents(self) -> Contents:
+        """What the records say, and which lines are damaged and left out.
 
-    def _records(self) -> dict[Key, Record]:
-        found: dict[Key, Record] = {}
-        lines = self._content().split(b"\n")
-        # What follows the last newline is empty, or a torn line.
-        for number, line in enumerate(lines[:-1], start=1):
-            try:
-                record = dict(_decoded(line))
-                schema = record["schema"]
-            except (LookupError, OverflowError, RecursionError, TypeError, ValueError):
-                text = f"{self.path}, line {number}: not a record of leakbench; remove the line"
-                raise LeakbenchError(text) from None
-            if schema == 1:
-                record = from_schema_1(record)
-            elif schema != SCHEMA:
-                text = f"schema {schema!r}, this leakbench reads 1 and {SCHEMA}"
-                raise LeakbenchError(f"{self.path}, line {number}: {text}")
-            if problem := wrong(record):
-                raise LeakbenchError(f"{self.path}, line {number}: {problem}; remove the line")
-            found[key(record)] = record
-        return found
+        Raises:
+            LeakbenchError: they cannot be read, or are of a newer schema.
+        """
+        return record_lines.read(self._content(), self.path)
+
+    def records(self) -> dict[Key, Record]:
+        """Last sound record of every trial; see `contents`."""
+        return self.contents().records
+
+    def damage(self, contents: Contents) -> str:
+        """A sentence on what is damaged in the records and manifests, "" if nothing is."""
+        parts = []
+        if contents.damaged:
+            parts.append(f"{damage_words(contents.damaged)}, left out as if not run")
+        names = [path.name for path in self.manifests() if _manifest(path) is None]
+        if names:
+            parts.append(f"damaged in manifests/ and not read: {', '.join(names)}")
+        if not parts:
+            return ""
+        return (
+            f"{self.folder}: {'; '.join(parts)}: `leakbench verify` lists everything, "
+            "`leakbench run` does it again"
+        )
 
     def _content(self) -> bytes:
         """All lines; those of a run passed on without its arrays are compressed."""
@@ -120,7 +116,7 @@ class Run:
             return self.path.read_bytes()
         except FileNotFoundError:
             return b""
-        except _DAMAGE as error:
+        except array_files.DAMAGE as error:
             reason = getattr(error, "strerror", None) or error
             raise LeakbenchError(f"{self.path}: cannot be read: {reason}") from None
 
@@ -135,7 +131,8 @@ class Run:
         try:
             (folder / "manifests").mkdir(parents=True)
             for path in self.manifests():
-                shutil.copyfile(path, folder / "manifests" / path.name)
+                if _manifest(path) is not None:
+                    shutil.copyfile(path, folder / "manifests" / path.name)
             data = b"".join(encode(record) for record in records.values())
             # No time and no name inside: the same run gives the same bytes.
             (folder / self.packed.name).write_bytes(gzip.compress(data, mtime=0))
@@ -143,60 +140,73 @@ class Run:
             raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
 
     def frame(self) -> pandas.DataFrame:
-        """One row a trial, a column a field: see `frames.frame`. Trainings are left out."""
-        trials = (each for each in self.records().values() if each.get("kind") != "utility")
-        return frames.frame(trials)
+        """One row a trial, a column a field: see `frames.frame`. Trainings are left out, and
+        damaged lines, with a warning."""
+        contents = self.contents()
+        if damage := self.damage(contents):
+            warnings.warn(damage, stacklevel=2)
+        return frame_of(contents.records)
 
     def manifests(self) -> list[Path]:
         """Files of all manifests."""
-        return list((self.folder / "manifests").glob("*.json"))
+        return sorted((self.folder / "manifests").glob("*.json"))
 
     def manifest(self) -> dict[str, Any]:
-        """The newest manifest."""
-        manifests = [self._manifest(path) for path in self.manifests()]
-        if not manifests:
-            raise LeakbenchError(f"{self.folder}: the run has no manifest")
-        return max(manifests, key=_order)
+        """The newest manifest, of those that are sound.
 
-    @staticmethod
-    def _manifest(path: Path) -> dict[str, Any]:
-        try:
-            content = dict(json.loads(path.read_bytes()))
-        except OSError as error:
-            raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
-        except (RecursionError, TypeError, ValueError):
-            content = {}
-        if "started" not in content:
-            raise LeakbenchError(f"{path}: not a manifest of leakbench; remove the file")
-        return content
+        They count up; those of older runs do not, come before all others, and go by time.
 
-    def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """Arrays written under `name`; LeakbenchError when missing or damaged."""
-        path = self.folder / "reconstructions" / f"{Path(name).name}"
-        try:
-            with zipfile.ZipFile(path) as archive:
-                # Read whole, so that a member's CRC is checked before its header is believed.
-                contents = {info.filename: archive.read(info) for info in archive.infolist()}
-            return {
-                name.removesuffix(".npy"): np.lib.format.read_array(
-                    io.BytesIO(content), allow_pickle=False
-                )
-                for name, content in contents.items()
-            }
-        except _DAMAGE as error:
-            raise LeakbenchError(f"{path}: cannot be read: {error}") from None
+        Raises:
+            LeakbenchError: there is none.
+        """
+        paths = self.manifests()
+        found = [content for path in paths if (content := _manifest(path)) is not None]
+        if found:
+            return max(found, key=lambda content: (_number(content), content["started"]))
+        if paths:
+            raise LeakbenchError(f"{paths[0]}: not a manifest of leakbench, or damaged")
+        raise LeakbenchError(f"{self.folder}: the run has no manifest")
+
+    def next_number(self) -> int:
+        """Of the manifest that is written next."""
+        found = (_manifest(path) for path in self.manifests())
+        return 1 + max((_number(content) for content in found if content is not None), default=0)
+
+    def arrays(self, name: str, digest: str = "") -> dict[str, np.ndarray]:
+        """Arrays written under `name`.
+
+        digest: of the file, as the record that mentions it says; "" where it says none.
+
+        Raises:
+            LeakbenchError: missing, damaged, or not the file of that digest.
+        """
+        return array_files.unpacked(self.folder / "reconstructions" / Path(name).name, digest)
 
     def writing(self) -> Writer:
         """Take the lock; LeakbenchError if another process writes here or the folder cannot be."""
         return Writer(self)
 
 
+def frame_of(records: Mapping[Key, Record]) -> pandas.DataFrame:
+    """One row a trial, a column a field: see `frames.frame`. Trainings are left out."""
+    return frames.frame(each for each in records.values() if each.get("kind") != "utility")
+
+
 class Writer:
-    """The one writer of a run; a context manager that holds the lock."""
+    """The one writer of a run; a context manager that holds the lock.
+
+    Entering it mends what kills and faulty disks left; `repairs` says what, a sentence each.
+
+    Attributes:
+        records: last record of every trial, as they were on entering.
+        torn: bytes of a torn last line that was cut off.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.torn = 0
+        self.records: dict[Key, Record] = {}
+        self.repairs: tuple[str, ...] = ()
         if run.packed.exists():
             raise LeakbenchError(
                 f"{run.folder}: holds packed records, to be read only; run into another folder"
@@ -213,11 +223,15 @@ class Writer:
 
     def __enter__(self) -> Writer:
         try:
+            repairs = [*self._mend_records(), *self._mend_manifests(), *self._sweep()]
             self._file = os.open(self.run.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._cut_torn_line()
         except OSError as error:
             self._lock.release()
             raise LeakbenchError(f"{self.run.path}: not writable: {error.strerror}") from None
+        except LeakbenchError:
+            self._lock.release()
+            raise
+        self.repairs = tuple(f"{self.run.folder}: {repair}" for repair in repairs)
         return self
 
     def __exit__(
@@ -252,13 +266,14 @@ class Writer:
         self._replace(self.run.folder / "manifests" / f"{digest}.json", data)
         return digest
 
-    def arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write arrays under `name` (a file name ending in .npz)."""
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-        self._replace(self.run.folder / "reconstructions" / name, buffer.getbuffer())
+    def arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> str:
+        """Write arrays under `name` (a file name ending in .npz); returns the file's digest, which
+        the records that mention it carry."""
+        data = array_files.packed(arrays)
+        self._replace(self.run.folder / "reconstructions" / name, data)
+        return array_files.digest_of(data)
 
-    def _replace(self, path: Path, data: bytes | memoryview) -> None:
+    def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.part")
         try:
             with open(temporary, "wb") as file:
@@ -270,54 +285,98 @@ class Writer:
             temporary.unlink(missing_ok=True)
             raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
 
-    def _cut_torn_line(self) -> None:
-        size = os.fstat(self._file).st_size
-        if size == 0:
-            return
-        content = self.run.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        self.torn = size - whole
-        if self.torn:
-            os.ftruncate(self._file, whole)
-            os.fsync(self._file)
+    def _mend_records(self) -> list[str]:
+        """Cut off a torn last line and set damaged lines aside: their trials are missing then."""
+        try:
+            content = self.run.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        found = record_lines.read(content, self.run.path)
+        self.records = found.records
+        *lines, tail = content.split(b"\n")
+        self.torn = len(tail)
+        repairs = [f"a torn last line of {self.torn} bytes was cut off"] if tail else []
+        damaged = tuple(each for each in found.damaged if each.line <= len(lines))
+        if damaged:
+            numbers = {each.line for each in damaged}
+            with open(self.run.folder / "records.damaged", "ab") as aside:
+                aside.write(b"".join(lines[number - 1] + b"\n" for number in sorted(numbers)))
+                aside.flush()
+                os.fsync(aside.fileno())
+            sound = [line for number, line in enumerate(lines, start=1) if number not in numbers]
+            self._replace(self.run.path, b"".join(line + b"\n" for line in sound))
+            repairs.append(
+                f"{damage_words(damaged)} set aside in records.damaged; `leakbench run` does these "
+                "trials again"
+            )
+        elif tail:
+            with open(self.run.path, "rb+") as file:
+                file.truncate(len(content) - len(tail))
+                os.fsync(file.fileno())
+        return repairs
+
+    def _mend_manifests(self) -> list[str]:
+        """Set damaged manifests aside, so that nobody stumbles over them again."""
+        repairs = []
+        for path in self.run.manifests():
+            if _manifest(path) is None:
+                path.rename(path.with_name(f"{path.name}.damaged"))
+                repairs.append(f"manifests/{path.name} is damaged and was set aside")
+        return repairs
+
+    def _sweep(self) -> list[str]:
+        """Remove what a killed writer left: half-written files, and arrays that no line mentions.
+
+        Only files with names that leakbench gives.
+        """
+        folder = self.run.folder
+        mentioned = {
+            name.decode()
+            for path in folder.glob("records*.jsonl")
+            for name in re.findall(_ARRAYS.pattern.encode(), path.read_bytes())
+        }
+        left = [
+            path
+            for path in (folder / "reconstructions").iterdir()
+            if _ARRAYS.fullmatch(path.name.removeprefix(".").removesuffix(".part"))
+            and path.name not in mentioned
+        ]
+        left += [
+            path
+            for path in (folder / "manifests").glob(".*.json.part")
+            if _MANIFEST.fullmatch(path.name[1:].removesuffix(".json.part"))
+        ]
+        left += folder.glob(f".{self.run.path.name}.part")
+        left = [path for path in left if path.is_file()]
+        for path in left:
+            path.unlink()
+        if not left:
+            return []
+        files = "a file" if len(left) == 1 else f"{len(left)} files"
+        return [f"{files} of a killed run, which no record mentions, removed"]
 
 
-def _order(manifest: Mapping[str, Any]) -> tuple[int, str]:
-    """Manifests count up; those of older runs do not, and go by time."""
-    number = manifest.get("number")
-    return (number if isinstance(number, int) else 0), str(manifest["started"])
+def _number(manifest: Mapping[str, Any]) -> int:
+    """Of a manifest in its run; 0 in runs that did not count them."""
+    return int(manifest.get("number", 0))
 
 
-def encode(record: Record) -> bytes:
-    """One line of canonical JSON; non-finite numbers must be None already."""
-    line = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return line.encode() + b"\n"
-
-
-def _decoded(line: bytes) -> Any:
-    """One line of JSON.
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """A manifest; None if it is none, or damaged.
 
     Raises:
-        ValueError: It is none, or not a strict one.
+        LeakbenchError: it cannot be read.
     """
     try:
-        return from_json(line, allow_inf_nan=False)
-    except ValueError:  # half a surrogate pair, which a message may hold, is none to a fast parser
-        return json.loads(line, parse_constant=_no_constant)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of objects, of which records have none: with many records that
-    takes as long as reading them."""
-    collects = gc.isenabled()
-    gc.disable()
+        data = path.read_bytes()
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
+    if _MANIFEST.fullmatch(path.stem) and path.stem != hashlib.sha256(data).hexdigest()[:16]:
+        return None
     try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError:
+        return None
+    sound = isinstance(content, dict) and isinstance(content.get("started"), str)
+    number = content.get("number", 0) if sound else None
+    return content if type(number) is int and 0 <= number <= MOST_INVOCATIONS else None

@@ -70,6 +70,7 @@ class Outcome:
 
     rejudged: trials that were there and are judged again, by other rules or metrics.
     changed: whether the folder now holds, or is asked for, something else than before.
+    repairs: what of the folder had to be mended first, a sentence each.
     """
 
     planned: int
@@ -78,7 +79,7 @@ class Outcome:
     skipped: int
     errors: int
     rejudged: int
-    torn_bytes: int
+    repairs: tuple[str, ...]
     interrupted: bool
     changed: bool
 
@@ -232,7 +233,7 @@ def run(
     everything = dict.fromkeys(key for cell in both if not cell.skip for key in cell.trials())
     skipped = sum(len(list(cell.trials())) for cell in both if cell.skip)
     with store.writing() as writer:
-        records = store.records()
+        records = writer.records
         left = todo(both, records)
         # A training keeps one worker busy for minutes: all of them come first.
         work: list[Work] = [
@@ -279,7 +280,7 @@ def run(
         errors=errors,
         rejudged=again,
         changed=bool(manifest),
-        torn_bytes=writer.torn,
+        repairs=writer.repairs,
         interrupted=interrupted,
     )
 
@@ -293,7 +294,7 @@ def _write_manifest(writer: Writer, content: Manifest, needed: bool) -> str:
 
 def _numbered(writer: Writer, content: Manifest) -> str:
     """Write a manifest as the newest one; returns its hash."""
-    facts = {**content.facts, "number": len(writer.run.manifests()) + 1}
+    facts = {**content.facts, "number": writer.run.next_number()}
     return writer.manifest(manifests.to_json(replace(content, facts=facts)))
 
 
@@ -312,26 +313,29 @@ def _judge_again(
     return count
 
 
-def rescore(run: Run, root: Path | None) -> int:
-    """Judge a run again by its own rules and today's metrics; says how many trials.
+def rescore(run: Run, root: Path | None) -> tuple[int, tuple[str, ...]]:
+    """Judge a run again by its own rules and today's metrics; says how many trials, and what of the
+    folder had to be mended first.
 
     Raises:
         LeakbenchError: see `rescoring.rejudged`; another writer in the folder.
     """
     known = manifests.read(run)
     with run.writing() as writer:
-        return _judge_again(writer, known, run.records(), root, _numbered(writer, known))
+        manifest = _numbered(writer, known)
+        return _judge_again(writer, known, writer.records, root, manifest), writer.repairs
 
 
 def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -> None:
-    for name, arrays in result.arrays.items():
-        writer.arrays(name, arrays)
+    digests = {name: writer.arrays(name, arrays) for name, arrays in result.arrays.items()}
     each = round(seconds / max(len(result.records), 1), 3)
     lines = []
     for record in result.records:
         # Where its arrays lie depends on the chunk, so it stands with what a host decides.
         host = {"manifest": manifest, "seconds": each}
         host |= {name: record[name] for name in _OF_HOST if name in record}
+        if host.get("arrays") is not None:
+            host["arrays"] = {**host["arrays"], "digest": digests[host["arrays"]["file"]]}
         lines.append({k: v for k, v in record.items() if k not in _OF_HOST} | {"host": host})
     writer.append(lines)
 

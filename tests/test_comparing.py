@@ -14,7 +14,7 @@ import pytest
 import leakbench as lb
 from leakbench.errors import LeakbenchError
 from leakbench.loading import LoadedRun
-from leakbench.records import Run
+from leakbench.records import Run, encode
 from leakbench.report.drawing import Sheet
 from leakbench.statistics import mean_interval
 
@@ -35,8 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, leakbench: Callable[..., Any]
     lines = []
     for number, record in enumerate(Run.existing(folder / "long").records().values()):
         record = record | {"mse_clamped": record["mse_clamped"] + 0.006 * number, "ssim": 0.1}
-        lines.append(json.dumps(record))
-    (folder / "short" / "records.jsonl").write_text("\n".join(lines) + "\n")
+        lines.append(encode(record))
+    (folder / "short" / "records.jsonl").write_bytes(b"".join(lines))
     return folder
 
 

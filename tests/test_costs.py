@@ -13,7 +13,7 @@ import pytest
 
 from leakbench import planning
 from leakbench.described import PlannedTraining
-from leakbench.record_types import wrong
+from leakbench.record_types import SCHEMA, wrong
 from leakbench.records import Key, Record
 from leakbench.report import cells, costs, renderings
 from leakbench.report.content import CostEntry, Report
@@ -74,7 +74,7 @@ def record(
 ) -> Record:
     """As a training on the whole set writes it, reaching the target unless `stopped` says not."""
     made = {
-        "schema": 2, "kind": "utility", "identity": training.identities[network],
+        "schema": SCHEMA, "kind": "utility", "identity": training.identities[network],
         "dataset": "mnist", "row": training.cell.row, "network": network, "victim": 0,
         "status": "ok", "reason": "", "data": "full", "examples": 54_000, "rounds": rounds,
         "iterations": rounds, "accuracy": 0.9, "curve": [[0, 0.1], [rounds, 0.9]], "privacy": {},

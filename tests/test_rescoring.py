@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from leakbench import cli, identity, manifest, planning, runner
+from leakbench import cli, identity, manifest, planning, record_lines, runner
 from leakbench.errors import LeakbenchError
 from leakbench.metrics import registry
 from leakbench.records import Key, Record, Run, encode
@@ -310,9 +311,18 @@ def test_a_damaged_manifest_is_one_sentence(finished: Path, change: Any, words: 
     (path,) = (finished / "manifests").iterdir()
     content = json.loads(path.read_bytes())
     change(content)
-    path.write_text(json.dumps(content))
+    rewrite(path, content)
     code, text = command("report", str(finished))
     assert code == 2 and words in text and "\n" not in text
+
+
+def rewrite(path: Path, content: dict[str, Any]) -> Path:
+    """A manifest with other content, under the name that such a one has."""
+    data = json.dumps(content).encode()
+    path.unlink()
+    changed = path.with_name(f"{hashlib.sha256(data).hexdigest()[:16]}.json")
+    changed.write_bytes(data)
+    return changed
 
 
 def test_the_newest_manifest_is_the_last_whatever_the_clock_says(
@@ -320,8 +330,13 @@ def test_the_newest_manifest_is_the_last_whatever_the_clock_says(
 ) -> None:
     (path,) = (finished / "manifests").iterdir()
     content = json.loads(path.read_bytes())
-    path.write_text(json.dumps(content | {"started": "2999-01-01T00:00:00+00:00"}))
+    path = rewrite(path, content | {"started": "2999-01-01T00:00:00+00:00", "number": 7})
     run(write(tmp_path, SUITE.replace("A tiny", "A later")), finished)
+    assert "A later suite" in command("report", str(finished))[1]
+    later = Run(finished).manifest()
+    assert later["number"] == 8 and later["started"] < "2999"
+    # Those of older runs have no number, and are older than all that have one.
+    rewrite(path, {k: v for k, v in content.items() if k != "number"} | {"started": "2999"})
     assert "A later suite" in command("report", str(finished))[1]
 
 
@@ -331,17 +346,18 @@ def test_a_record_without_a_field_or_with_another_type_is_one_sentence(
 ) -> None:
     path = finished / "records.jsonl"
     whole = path.read_bytes().splitlines(keepends=True)
-    record = json.loads(whole[0])
+    record = record_lines.decode(whole[0][:-1])
     for name in record.keys() - {"host", "schema", *registry.all_metrics()}:
         changed = dict(record)
         if spoil == "delete":
             del changed[name]
         else:
             changed[name] = [["what", "is", "this"]]
-        path.write_bytes(b"".join([json.dumps(changed).encode() + b"\n", *whole[1:]]))
-        code, text = command("report", str(finished))
-        assert code == 2, name
-        assert f"line 1: field '{name}" in text and "\n" not in text
+        path.write_bytes(b"".join([encode(changed), *whole[1:]]))
+        found = Run(finished).contents()
+        (damage,) = found.damaged
+        assert damage.line == 1 and f"field '{name}" in damage.reason
+        assert len(found.records) == len(whole) - 1
 
 
 # ------------------------------------------------------------------------------ passed on

@@ -668,7 +668,7 @@ def test_nothing_is_chosen_after_an_interrupt(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = Outcome(
-        planned=9, present=0, ran=4, skipped=0, errors=0, rejudged=0, torn_bytes=0,
+        planned=9, present=0, ran=4, skipped=0, errors=0, rejudged=0, repairs=(),
         interrupted=True, changed=True,
     )  # fmt: skip
     monkeypatch.setattr(runner, "run", lambda *_, **__: stopped)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leakbench.commands.options import RunArgument
-from leakbench.commands.output import print_columns, print_json, say
+from leakbench.commands.output import end_of_reading, print_columns, print_json, say
 from leakbench.errors import LeakbenchError
 
 
@@ -24,8 +24,9 @@ def compare(
     import dataclasses
 
     from leakbench import comparing
+    from leakbench.loading import opened
 
-    found = comparing.compare(before, after)
+    found = comparing.compare(opened(before), opened(after))
     if json:
         print_json(
             {
@@ -73,6 +74,7 @@ def compare(
         except OSError as error:
             raise LeakbenchError(f"{gallery}: cannot write: {error.strerror}") from None
         say(f"gallery: {gallery}")
+    end_of_reading(*(run.damage for run in found.runs))
 
 
 def _word(success: bool) -> str:

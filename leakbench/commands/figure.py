@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leakbench.commands.options import RunArgument
-from leakbench.commands.output import say
+from leakbench.commands.output import end_of_reading, say
 from leakbench.errors import LeakbenchError
 from leakbench.report.kinds import FIGURES, FigureKind
 
@@ -30,9 +30,9 @@ def figure(
     ] = 7.16,
 ) -> None:
     """Draw what a run found, as PNG, SVG or PDF, for a page or a column of a paper."""
-    from leakbench.loading import load
+    from leakbench.loading import opened
 
-    found = load(run)
+    found = opened(run)
     path = out if out is not None else found.store.folder / f"{kind.value}.png"
     try:
         made = found.drawn().picture(kind, path.suffix, width=width)
@@ -43,3 +43,4 @@ def figure(
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
     say(f"figure: {path}")
+    end_of_reading(found.damage)

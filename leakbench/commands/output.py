@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from leakbench.errors import LeakbenchError
 
 
@@ -26,6 +28,17 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def end_of_reading(*damages: str) -> None:
+    """Say what of runs was damaged and is in no number; exit code 1 if anything was.
+
+    damages: a sentence for each of the runs that were read, "" where all is well.
+    """
+    for damage in filter(None, damages):
+        say(damage)
+    if any(damages):
+        raise typer.Exit(1)
 
 
 def print_json(content: Any) -> None:

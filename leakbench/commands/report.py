@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakbench.commands.options import RunArgument
-from leakbench.commands.output import say, write
+from leakbench.commands.output import end_of_reading, say, write
 from leakbench.errors import LeakbenchError
 from leakbench.report.kinds import Pick
 
@@ -40,18 +40,19 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write all of it to this file.")] = None,
 ) -> None:
     """Print what a run found: what leaked to whom, what held; --full: every table and note."""
-    from leakbench.loading import load
+    from leakbench.loading import opened
 
-    found = load(run)
+    found = opened(run)
     if format is None and not full and out is None:
         print_answer(found.content())
         say("all of it: --full, or --format md|csv|html|json")
-        return
-    text = found.report((format or Format.md).value)
-    if out is None:
-        sys.stdout.write(text)
-        return
-    write(out, text)
+    else:
+        text = found.report((format or Format.md).value)
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            write(out, text)
+    end_of_reading(found.damage)
 
 
 def gallery(
@@ -85,10 +86,10 @@ def gallery(
 ) -> None:
     """Draw what the attacker got, picture by picture, victims picked by the suite's rule."""
     numbers = _numbers(ids, pick)
-    from leakbench.loading import load
+    from leakbench.loading import opened
     from leakbench.report import gallery as drawing
 
-    asked = load(run)
+    asked = opened(run)
     store, known = asked.store, asked.described
     chosen = pick or (Pick.quantiles if ids is None else Pick.ids)
     look = drawing.Look(pick=chosen, ids=numbers, columns=columns, beside=beside)
@@ -106,6 +107,7 @@ def gallery(
     html = store.folder / "report.html"
     if out is None and html.exists():  # the picture goes into the page as well
         write(html, asked.report("html"))
+    end_of_reading(asked.damage)
 
 
 def _numbers(ids: str | None, pick: Pick | None) -> tuple[int, ...]:
@@ -137,6 +139,7 @@ def export(
     if picture.is_file():
         shutil.copyfile(picture, folder / picture.name)
     say(f"exported: {folder}")
+    end_of_reading(store.damage(store.contents()))
 
 
 def rescore(run: RunArgument) -> None:
@@ -146,8 +149,9 @@ def rescore(run: RunArgument) -> None:
     from leakbench.loading import existing
 
     store = existing(run)
-
-    count = runner.rescore(store, data_root())
+    count, repairs = runner.rescore(store, data_root())
+    for repair in repairs:
+        say(repair)
     content = write_reports(store.folder)
     print_answer(content)
     say(f"{count} trials judged again; {store.folder}/report.md, .html, .json, .csv")
@@ -155,9 +159,9 @@ def rescore(run: RunArgument) -> None:
 
 def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> Report:
     """Write the report in these formats; returns what they say."""
-    from leakbench.loading import load
+    from leakbench.loading import opened
 
-    run = load(folder)
+    run = opened(folder)
     for format in formats:
         write(folder / f"report.{format.value}", run.report(format.value))
     return run.content()

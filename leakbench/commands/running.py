@@ -54,8 +54,8 @@ def workers_of(where: str, workers: int) -> int:
 
 def write_results(folder: Path, outcome: Outcome) -> Report:
     """Write the reports of a run that was not interrupted; returns what they say."""
-    if outcome.torn_bytes:
-        say(f"{folder}: a torn last line of {outcome.torn_bytes} bytes was cut off")
+    for repair in outcome.repairs:
+        say(repair)
     if outcome.interrupted:
         say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
         raise KeyboardInterrupt

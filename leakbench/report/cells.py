@@ -63,6 +63,8 @@ def build(
     records: Mapping[Key, Record],
     manifest: Mapping[str, Any],
     trained: Sequence[PlannedTraining] = (),
+    *,
+    damage: str = "",
 ) -> Report:
     """The whole report of a run.
 
@@ -72,6 +74,7 @@ def build(
         records: `Run.records()`.
         manifest: `Run.manifest()`, passed on.
         trained: The suite's utility cells with their identities.
+        damage: `Run.damage()`, passed on.
 
     Raises:
         LeakbenchError: A printed number that cannot be what it says (a rate above 1).
@@ -132,6 +135,7 @@ def build(
         notes=notes_of(plan.notes, cells, priced, rules, label_priors(planned), unmeasured(trials)),
         baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
         manifest=dict(manifest),
+        damage=damage,
     )
 
 

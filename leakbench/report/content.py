@@ -484,6 +484,7 @@ class Report(Entry):
             variant and defense that was trained.
         baselines: by data set, over all its victims.
         manifest: of the run, as it was written.
+        damage: what of the run is damaged and so in no number, in a sentence; "" if nothing is.
     """
 
     suite: str
@@ -503,6 +504,7 @@ class Report(Entry):
     notes: tuple[Note, ...]
     baselines: Mapping[str, Baselines]
     manifest: Mapping[str, Any]
+    damage: str = ""
 
     def above_ceiling(self) -> tuple[ReportCell, ...]:
         """Cells in which more victims are identified than the guarantee allows."""

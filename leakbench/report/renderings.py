@@ -66,7 +66,10 @@ def _joined(entry: Mapping[str, Any]) -> str:
 def to_markdown(report: Report) -> str:
     """For GitHub, and readable in a terminal: columns of a table are padded to equal width."""
     document, said = arrange(report), answer(report)
-    parts = [f"# {_text(document.title)}", _text(said.question), _text(said.reading_guide)]
+    parts = [f"# {_text(document.title)}"]
+    if report.damage:
+        parts.append(f"**Damaged.** {_text(report.damage)}.")
+    parts += [_text(said.question), _text(said.reading_guide)]
     for strip in said.strips:
         parts += [f"## {_text(strip.title)}"]
         parts.append(_bullets(_text(sentence.text) for sentence in strip.sentences))
@@ -117,6 +120,7 @@ def to_html(
         .render(
             document=arrange(report),
             answer=answer(report),
+            damage=printable(report.damage),
             words=strips,
             gallery=None if gallery_png is None else embedded(gallery_png),
             figures={words: embedded(png) for words, png in figures.items()},
