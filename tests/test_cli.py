@@ -418,8 +418,6 @@ def test_a_damaged_run_is_one_sentence(
     import shutil
 
     for file, content, words in (
-        ("records.jsonl", b"garbage\n", "line 1: not a record"),
-        ("manifests/x.json", b"{", "not a manifest"),
         ("manifests/x.json", b'{"number": 9999, "started": "9999"}', "manifest"),
         (
             "manifests/x.json",
@@ -433,6 +431,39 @@ def test_a_damaged_run_is_one_sentence(
         shutil.copytree(made.folder, tmp_path / "run")
         (tmp_path / "run" / file).write_bytes(content)
         assert words in refused("report", tmp_path / "run", cwd=made.cwd)
+
+
+def test_what_is_damaged_is_said_on_top_of_what_is_left(
+    leakbench: Callable[..., Any], made: Made, tmp_path: Path
+) -> None:
+    """By every command that reads, exit code 1; the numbers are those of the other trials."""
+    import shutil
+
+    shutil.copytree(made.folder, tmp_path / "run")
+    path = tmp_path / "run" / "records.jsonl"
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first.replace(b'"network":0', b'"network":1'), *rest]))
+    (tmp_path / "run" / "manifests" / "0123456789abcdef.json").write_bytes(b"{")
+    words = "a damaged line (line 1, of mnist/", "0123456789abcdef.json"
+    for arguments in (
+        (), ("--full",), ("--format", "json"), ("--format", "html"), ("--format", "csv")
+    ):  # fmt: skip
+        done = leakbench("report", tmp_path / "run", *arguments, cwd=made.cwd)
+        assert done.code == 1 and done.out
+        assert all(word in done.errors for word in words)
+        if arguments and arguments[-1] != "csv":
+            assert all(word in done.out[:9000] or word in done.out[-9000:] for word in words)
+    for arguments in (
+        ("gallery", tmp_path / "run", "--out", tmp_path / "gallery.png"),
+        ("figure", tmp_path / "run", "effort"),
+        ("compare", made.folder, tmp_path / "run"),
+        ("export", tmp_path / "run", tmp_path / "exported"),
+    ):
+        done = leakbench(*arguments, cwd=made.cwd)
+        assert done.code == 1, arguments
+        assert all(word in done.errors for word in words)
+    report = json.loads(leakbench("report", tmp_path / "run", "--format", "json", cwd=made.cwd).out)
+    assert sum(cell["missing"] for cell in report["cells"]) == 1
 
 
 def test_a_failing_plugin_ends_a_run_with_code_1(
