@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 import subprocess
@@ -12,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from leakbench import cli
+from leakbench.loading import load
+from leakbench.report.renderings import to_terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -58,6 +64,26 @@ def test_every_decision_is_listed() -> None:
     for path in sorted((DOCS / "decisions").glob("0*.md")):
         title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         assert f"- [{title}]({path.name})\n" in index
+
+
+def test_the_commands_are_listed() -> None:
+    listed = re.findall(r"^    leakbench (\w+)", (DOCS / "commands.md").read_text("utf-8"), re.M)
+    group: Any = typer.main.get_command(cli.app)
+    assert set(listed) == set(group.commands)
+
+
+def test_tables_of_the_first_page_and_of_reports_are_those_of_the_run() -> None:
+    """What stands there as printed is printed today, from the run that is in the repository."""
+    content = load(ROOT / "results" / "tifs_table3-quick").content()
+    printed = {line.strip() for line in to_terminal(content, width=120, colour=False).splitlines()}
+    for page, least in ((ROOT / "README.md", 11), (DOCS / "reports.md", 25)):
+        lines = page.read_text(encoding="utf-8").splitlines()
+        first = next(i for i, line in enumerate(lines) if "paper's rule, 4" in line)
+        while lines[first - 1].startswith("    "):
+            first -= 1
+        block = list(itertools.takewhile(lambda line: line.startswith("    "), lines[first:]))
+        assert len(block) >= least
+        assert {line.strip() for line in block} <= printed
 
 
 class Built(HTMLParser):

@@ -91,9 +91,9 @@ def test_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
 
 
-def test_the_readme_says_what_validate_forecasts() -> None:
+def test_the_docs_say_what_validate_forecasts() -> None:
     """Of the paper's size of Table III, without LFW, on two cores."""
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "suites.md").read_text(encoding="utf-8")
     (hours,) = re.findall(r"PROFILE=paper`,\s+for\s+which\s+`validate`\s+forecasts\s+(\d+ h)", text)
     cells = plan_cells(resolve("tifs_table3", "paper"), None, "cpu")
     assert in_words(forecast(cells, []).on(2)) == hours

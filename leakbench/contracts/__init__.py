@@ -2,7 +2,7 @@
 
 The machinery passes these frozen dataclasses around and knows no plugin by name. An attack or a
 defense is a frozen dataclass of keyword-only hyper-parameters that derives from `Attack` or
-`Defense` below and carries a `name`; see `docs/plugins.md` and the examples in the README.
+`Defense` below and carries a `name`; see `docs/plugins.md` and its examples.
 
 The path of a gradient, and the hooks and taps on it (training.py runs it)::
 

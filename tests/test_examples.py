@@ -1,4 +1,4 @@
-"""The README's examples are complete: each is one file that is listed, checked and runs."""
+"""Examples of the documentation are complete: each is one file that is listed, checked, run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from leakbench.data import load
 from leakbench.suite import resolve
 from leakbench.testing import check_attack, check_defense
 
-README = Path(__file__).parent.parent / "README.md"
-EXAMPLES = re.findall(r"```python\n# (\w+)/(\w+)\.py\n(.*?)```", README.read_text(), re.DOTALL)
+DOCS = Path(__file__).parent.parent / "docs"
+PLUGINS = (DOCS / "plugins.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n# (\w+)/(\w+)\.py\n(.*?)```", PLUGINS, re.DOTALL)
 
 
 @pytest.fixture
 def dropped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The README's files in folders that are searched beside attacks/ and defenses/."""
+    """Their files in folders that are searched beside attacks/ and defenses/."""
     for kind, name, text in EXAMPLES:
         folder = tmp_path / kind
         folder.mkdir()
@@ -35,15 +36,14 @@ def dropped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def test_the_list_of_defenses_is_complete() -> None:
-    text = (README.parent / "docs" / "defenses.md").read_text(encoding="utf-8")
+    text = (DOCS / "defenses.md").read_text(encoding="utf-8")
     built_in = {plugin.name for plugin in registry.discover("defenses")}
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     assert built_in <= {name for row in rows for name in re.findall("`(.+?)`", row)}
 
 
 def test_the_stateful_example_keeps_the_contract() -> None:
-    text = (README.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "merge" in b)
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", PLUGINS, re.DOTALL) if "merge" in b)
     names: dict[str, object] = {}
     source = (
         "from dataclasses import dataclass\nfrom typing import ClassVar\nimport torch\n"
@@ -56,8 +56,7 @@ def test_the_stateful_example_keeps_the_contract() -> None:
 
 
 def test_the_example_of_data_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (README.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "savez" in b)
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", PLUGINS, re.DOTALL) if "savez" in b)
     monkeypatch.chdir(tmp_path)
     exec(block, {})
     data = load("./mine.npz")
