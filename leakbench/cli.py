@@ -1,100 +1,69 @@
-"""The command line as a whole: its commands are in `leakbench.commands`.
-
-Everything heavy is imported inside the command that needs it.
-"""
+"""Entry point of the command line: how it ends, whatever happens. What it can do:
+`leakbench.commands`."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import Annotated
 
-import typer
-
-from leakbench.commands import (
-    about,
-    account,
-    audit,
-    compare,
-    data,
-    demo,
-    figure,
-    leaderboard,
-    panel,
-    queue,
-    report,
-    run,
-)
-from leakbench.commands.output import say
-from leakbench.errors import LeakbenchError, WorkerLost
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"leakbench {version('leakbench')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end."),
-    ] = False,
-) -> None:
-    """How much private training data does a gradient leak, under which defense?"""
-
-
-data_app = typer.Typer(
-    help="Data sets: what is here, and how to get the rest.", no_args_is_help=True
-)
-app.add_typer(data_app, name="data")
-
-app.command("list")(about.list_command)
-for command in (
-    demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
-    report.report, report.gallery, report.rescore, report.export, figure.figure, compare.compare,
-    leaderboard.pack, leaderboard.score, leaderboard.board, account.account, about.doctor,
-):  # fmt: skip
-    app.command()(command)
-data_app.command("list")(data.list_command)
-data_app.command("prepare")(data.prepare_command)
+from leakbench.errors import LeakbenchError
+from leakbench.stopping import Stop, Stopped
 
 
 def main() -> None:
-    """Entry point: bad input ends with one sentence and code 2, an interrupt with code 3."""
+    """Run a command: bad input ends with one sentence and code 2, a signal with code 3."""
     # Workers do the parallel work; a second thread a process made a busy machine 20 times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _open_streams()
+    # First of all: the imports below take tenths of a second, those of a command seconds.
+    with Stop().listening():
+        code = _code_of_command()
+    # Threads that a plugin has left running keep nobody waiting.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _open_streams() -> None:
+    """Closed ones lead nowhere: else the next file that is opened gets what is printed."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no check mark
+
+
+def _code_of_command() -> int:
+    """Run the command; returns the exit code."""
     try:
+        from leakbench.commands.application import app
+
         try:
             app()
+        except SystemExit as ended:  # how typer ends
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:
             sys.stdout.flush()
     except LeakbenchError as error:
-        say(f"leakbench: {error}")
-        sys.exit(1 if isinstance(error, WorkerLost) else 2)
-    except KeyboardInterrupt:
-        say("leakbench: stopped")
-        sys.exit(3)
+        _say(f"leakbench: {error}")
+        return 2
+    except (KeyboardInterrupt, Stopped):
+        _say("leakbench: stopped")
+        return 3
     except OSError as error:
         # What is left in the buffer would fail once more, and louder, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            sys.exit(0)
-        say(f"leakbench: {error}")
-        sys.exit(2)
+            return 0
+        _say(f"leakbench: {error}")
+        return 2
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201  this is the command line
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ class PluginBroken(LeakbenchError):
     """Code of a plugin fails where only asked what it is; others can run without it."""
 
 
-class WorkerLost(LeakbenchError):
-    """A worker process died; the command line exits with code 1, finished trials are kept."""
-
-
 class DataMissing(LeakbenchError):
     """A data set is not on this machine; the text names the command that gets it."""
 

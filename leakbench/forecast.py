@@ -65,9 +65,7 @@ def forecast(
             continue
         asked = [key for key in planned.trials() if left is None or key in left]
         trials += len(asked)
-        images = len(asked) * planned.cell.observations
-        beyond = _MATCHED * _beyond_small(planned.cell) / SPEED
-        seconds += (GRADIENT_SECONDS + beyond) * images * planned.budget
+        seconds += len(asked) * trial_seconds(planned)
         if planned.cell.federation:
             each = _example_seconds(planned.cell)
             cost = each * _examples(planned.cell.federation) * planned.cell.rounds[-1]
@@ -79,11 +77,21 @@ def forecast(
             continue
         count = sum(left is None or key in left for key in training.trials())
         networks += count
-        schedule = training.cell.schedule
-        runs = count * max(len(training.cell.learning_rates), 1)
-        each = _example_seconds(training.cell)
-        seconds += each * runs * schedule["rounds"] * _examples(schedule)
+        seconds += count * training_seconds(training.cell)
     return Forecast(trials=trials, trainings=networks, seconds=seconds + sum(trained.values()))
+
+
+def trial_seconds(planned: PlannedCell) -> float:
+    """Of one image, on one core, if the attack uses up its steps."""
+    beyond = _MATCHED * _beyond_small(planned.cell) / SPEED
+    return (GRADIENT_SECONDS + beyond) * planned.cell.observations * planned.budget
+
+
+def training_seconds(cell: UtilityCell) -> float:
+    """Of one network at all its learning rates, on one core, if it does not stop early."""
+    runs = max(len(cell.learning_rates), 1)
+    rounds: int = cell.schedule["rounds"]
+    return _example_seconds(cell) * runs * rounds * _examples(cell.schedule)
 
 
 def _example_seconds(cell: Cell | UtilityCell) -> float:

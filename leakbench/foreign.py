@@ -11,6 +11,7 @@ from typing import Any
 
 from leakbench.errors import PluginBroken
 from leakbench.plugin_files import one_line
+from leakbench.stopping import Stopped
 
 
 @contextmanager
@@ -20,13 +21,13 @@ def without_exit(who: str) -> Iterator[None]:
     who: as an error names it, e.g. "attack 'mine'"; "" where whoever catches it does.
 
     Raises:
-        PluginBroken: something was raised that is no `Exception`. An interrupt by a signal comes
+        PluginBroken: something was raised that is no `Exception`. What a signal raises comes
             through, and so does every `Exception`.
     """
     with _noting_interrupts() as interrupts:
         try:
             yield
-        except Exception:
+        except (Exception, Stopped):
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupts:

@@ -38,12 +38,14 @@ class HostFields(_Table):
     """What another machine, or another order of work, would fill otherwise.
 
     manifest: of the run that wrote the record, "" before there was one. seconds: of its share of
-    the chunk. Of a training, wall time of a local step: of all clients of a round together
-    (`seconds_per_iteration`), and one client's share of it (`seconds_per_client`).
+    the chunk; chunk: trials that were solved together. Of a training, wall time of a local step: of
+    all clients of a round together (`seconds_per_iteration`), and one client's share of it
+    (`seconds_per_client`).
     """
 
     manifest: str = ""
     seconds: float | None = None
+    chunk: Count | None = None
     arrays: ArraysPlace | None = None
     seconds_per_iteration: float | None = None
     seconds_per_client: float | None = None

@@ -1,54 +1,51 @@
-"""Cells -> records: what is still to do, in chunks, by worker processes, written by one driver."""
+"""Cells -> records: what is still to do, in chunks, by an executor, written by one driver."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from leakbench import manifest as manifests
 from leakbench import planning, probe
 from leakbench.arithmetic import processor
-from leakbench.attempting import attempt
-from leakbench.chunks import Chunk, ChunkResult
-from leakbench.data.catalog import look_up
+from leakbench.chunks import ChunkResult
 from leakbench.described import PlannedCell, PlannedTraining
-from leakbench.errors import WorkerLost
+from leakbench.executors import Executor, Serial
 from leakbench.judging import judge_by
 from leakbench.manifest import Manifest
+from leakbench.pieces import (
+    WHOLE,
+    Shard,
+    TimeLimits,
+    chunks,
+    instead,
+    todo,
+    trainings,
+    trainings_of,
+    trials_of,
+)
 from leakbench.planning import Platform
 from leakbench.records import Key, Record, Run, Writer, key
 from leakbench.rescoring import outdated, rejudged
-from leakbench.spec import JUDGED, Plan, Rule, canonical
-from leakbench.utility import Training
+from leakbench.spec import JUDGED, Plan
+from leakbench.stopping import NEVER, Stop, Stopped
+from leakbench.working import Done, Task, Work, came_to_nothing
 
 CHUNK = 128
 """Images solved together; bounds memory (L-BFGS history). It changes no result where a victim's
 bits do not depend on its neighbours (`leakbench.probe`)."""
 
-GRADIENTS = 2**29
-"""Bytes of the gradients that are attacked together; a chunk holds a few copies of them."""
-
 OnProgress = Callable[["Progress"], None]
-Item = TypeVar("Item")
-
-
-Work = Chunk | Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,99 +81,6 @@ class Outcome:
     changed: bool
 
 
-def todo(
-    planned: Sequence[PlannedCell | PlannedTraining], records: Mapping[Key, Record]
-) -> set[Key]:
-    """Trials and trainings without a judged record: new ones, and those that failed before."""
-    return {
-        key
-        for cell in planned
-        if not cell.skip
-        for key in cell.trials()
-        if key not in records or records[key]["status"] not in JUDGED
-    }
-
-
-def chunks(
-    planned: Sequence[PlannedCell],
-    left: set[Key],
-    rules: tuple[Rule, ...],
-    root: Path | None,
-    device: str,
-    most: int,
-    *,
-    whole: bool = False,
-) -> list[Chunk]:
-    """Trials left, grouped so that cells that share data, weights and attack share chunks.
-
-    most: images in a chunk; fewer where their gradients would take more than `GRADIENTS`, more
-    where a single batch has more. whole: chunks are cut from all planned trials of one cell,
-    whatever is left of them, and done again as a whole; a row that fails, or is not asked for, then
-    changes no other. Costly chunks come first, so that workers end together.
-    """
-    groups: dict[str, list[PlannedCell]] = {}
-    for cell in planned:
-        spec = cell.cell.spec()
-        if not (whole or cell.cell.federation):  # else the defense has made the weights
-            del spec["defense"], spec["defense_parameters"]
-        groups.setdefault(canonical(spec), []).append(cell)
-    made = []
-    for cells in groups.values():
-        each = cells[0].cell.images_a_gradient
-        bytes_each = max(max(cell.gradient_bytes for cell in cells), 1)
-        size = max(min(most // each, GRADIENTS // bytes_each), 1)
-        for number in range(len(cells[0].identities)):
-            # Victims in the order of the plan: (number of the cell, first image, is it left).
-            trials = [
-                (of, some[0], any((cell.identities[number], image) in left for image in some))
-                for of, cell in enumerate(cells)
-                for images in [cell.victims[number]]
-                for some in _cut(images, each)
-            ]
-            candidates = trials if whole else [trial for trial in trials if trial[2]]
-            made += [
-                Chunk(
-                    cells=tuple(cell.cell for cell in cells),
-                    identities=tuple(cell.identities[number] for cell in cells),
-                    network=number,
-                    trials=tuple((of, victim) for of, victim, _ in some),
-                    rules=rules,
-                    root=root,
-                    device=device,
-                )
-                for some in _cut(candidates, size)
-                if any(is_left for _, _, is_left in some)
-            ]
-    return sorted(made, key=_cost, reverse=True)
-
-
-def _cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Consecutive pieces of `size`, the last one perhaps smaller."""
-    return [items[begin : begin + size] for begin in range(0, len(items), size)]
-
-
-def trainings(
-    planned: Sequence[PlannedTraining], left: set[Key], root: Path | None, device: str
-) -> list[Training]:
-    """Trainings left; rows that train the same, of a profile that cuts rounds say, share one."""
-    made: dict[str, Training] = {}
-    for each in planned:
-        for number, identity in enumerate(() if each.skip else each.identities):
-            if (identity, 0) in left:
-                task = Training(
-                    cell=each.cell, identity=identity, network=number, root=root, device=device
-                )
-                made.setdefault(identity, task)
-    return list(made.values())
-
-
-def _cost(chunk: Chunk) -> tuple[int, int]:
-    cell = chunk.cells[0]
-    shape = look_up(cell.source).input_shape
-    colour = 2 if len(shape) == 3 and shape[0] > 1 else 1
-    return len(chunk.images) * colour * (2 if cell.knowledge == "adaptive" else 1), -chunk.network
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A plan with its resume keys for a platform; dependent: see `planning.dependent_rows`."""
@@ -185,6 +89,11 @@ class Prepared:
     cells: Sequence[PlannedCell]
     trainings: Sequence[PlannedTraining]
     dependent: Mapping[str, float]
+
+    @property
+    def unit(self) -> int:
+        """Images whose bits depend on each other; 0 where none do."""
+        return self.platform.unit or 0
 
 
 def prepare(plan: Plan, root: Path | None, device: str, chunk_size: int = CHUNK) -> Prepared:
@@ -213,14 +122,18 @@ def run(
     *,
     root: Path | None,
     device: str = "cpu",
-    workers: int = 1,
+    executor: Executor | None = None,
     chunk_size: int = CHUNK,
+    shard: Shard = WHOLE,
+    stop: Stop = NEVER,
     report: OnProgress = lambda progress: None,
 ) -> Outcome:
     """Run what is left of a plan into `folder`; a finished plan is a no-op.
 
+    executor: who does the work, by default this process; nothing of it is under way afterwards.
     chunk_size: images solved together. Where the probe finds that a victim's bits depend on its
     neighbours, chunks of this size, as the plan cuts them, are done whole, and identities say so.
+    shard: the part of the plan to run. stop: who may ask to end before the end.
 
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
@@ -230,48 +143,60 @@ def run(
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
     # Rows that train the same share their trainings.
-    everything = dict.fromkeys(key for cell in both if not cell.skip for key in cell.trials())
+    everything = dict.fromkeys(
+        [key for cell in planned if not cell.skip for key in trials_of(cell, shard, prepared.unit)]
+        + trainings_of(trained, shard)
+    )
     skipped = sum(len(list(cell.trials())) for cell in both if cell.skip)
+    limits = TimeLimits(plan.limits, planned)
     with store.writing() as writer:
         records = writer.records
-        left = todo(both, records)
+        left = todo(both, records) & everything.keys()
         # A training keeps one worker busy for minutes: all of them come first.
         work: list[Work] = [
             *trainings(trained, left, root, device),
             *chunks(planned, left, plan.rules, root, device, chunk_size, whole=bool(dependent)),
         ]
+        tasks = [
+            Task(work=piece, divisible=not dependent, seconds=limits.of(piece)) for piece in work
+        ]
         interrupted, errors = False, 0
         done = len(everything) - len(left)
         content = Manifest(
             plan=plan, cells=tuple(planned), trainings=tuple(trained),
-            facts=_facts(plan, both, device, prepared.platform, dependent),
+            facts=_facts(plan, both, device, prepared.platform, dependent, shard),
         )  # fmt: skip
         judge = judge_by(plan.rules, root)
         stale = any(outdated(cell, judge, records) for cell in planned)
         manifest = _write_manifest(writer, content, bool(work) or stale)
         again = _judge_again(writer, content, records, root, manifest)
         begun = time.monotonic()
-        with closing(_results(work, workers)) as timed:
-            for piece, result, seconds in timed:
-                if result is None:
-                    interrupted = True
-                    break
-                _store(writer, result, manifest, seconds)
-                statuses: dict[str, int] = {}
-                for record in result.records:
-                    statuses[record["status"]] = statuses.get(record["status"], 0) + 1
-                errors += sum(n for status, n in statuses.items() if status not in JUDGED)
-                done += sum(key(record) in left for record in result.records)
-                report(
-                    Progress(
-                        done=done,
-                        total=len(everything),
-                        seconds=time.monotonic() - begun,
-                        work=piece,
-                        statuses=statuses,
-                        reason=next((r["reason"] for r in result.records if r["reason"]), ""),
-                    )
+
+        def tell(piece: Work, statuses: Mapping[str, int], reason: str) -> None:
+            report(
+                Progress(
+                    done=done, total=len(everything), seconds=time.monotonic() - begun,
+                    work=piece, statuses=statuses, reason=reason,
                 )
+            )  # fmt: skip
+
+        try:
+            for over, result in _worked_off(tasks, executor or Serial(), limits, stop):
+                with stop.shielded():
+                    if result is None:
+                        tell(over.task.work, {}, f"{over.lost}; done again in smaller pieces")
+                        continue
+                    _store(writer, result, manifest, over.seconds)
+                    statuses: dict[str, int] = {}
+                    for record in result.records:
+                        statuses[record["status"]] = statuses.get(record["status"], 0) + 1
+                    errors += sum(n for status, n in statuses.items() if status not in JUDGED)
+                    done += sum(key(record) in left for record in result.records)
+                    reasons = (each["reason"] for each in result.records if each["reason"])
+                    tell(over.task.work, statuses, next(reasons, ""))
+        except (KeyboardInterrupt, Stopped):
+            stop.heard()
+            interrupted = True
     return Outcome(
         planned=len(everything) + skipped,
         present=len(everything) - len(left),
@@ -283,6 +208,36 @@ def run(
         repairs=writer.repairs,
         interrupted=interrupted,
     )
+
+
+def _worked_off(
+    tasks: Sequence[Task], executor: Executor, limits: TimeLimits, stop: Stop
+) -> Iterator[tuple[Done, ChunkResult | None]]:
+    """Tasks as they are over, in whatever order, with their results; without one where smaller
+    tasks, which follow, take the place of a lost one."""
+    waiting = deque(tasks)
+    under_way = 0
+    try:
+        while waiting or under_way:
+            if stop.reason:  # and what was raised got lost
+                raise Stopped(stop.reason)
+            while waiting and under_way < executor.capacity:
+                executor.submit(waiting.popleft())
+                under_way += 1
+            over = executor.next(1.0)
+            if over is None:
+                continue
+            under_way -= 1
+            if over.result is not None:
+                yield over, over.result
+            elif smaller := instead(over, limits):
+                waiting.extendleft(reversed(smaller))
+                yield over, None
+            else:
+                status = "timeout" if over.timeout else "error"
+                yield over, came_to_nothing(over.task, status, over.lost)
+    finally:
+        executor.cancel()
 
 
 def _write_manifest(writer: Writer, content: Manifest, needed: bool) -> str:
@@ -340,67 +295,8 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
     writer.append(lines)
 
 
-_OF_HOST = ("arrays", "seconds_per_iteration", "seconds_per_client")
+_OF_HOST = ("arrays", "chunk", "seconds_per_iteration", "seconds_per_client")
 """Fields that another machine, or another order of work, would fill otherwise."""
-
-Timed = tuple[Work, "ChunkResult | None", float]
-
-
-def _results(work: Sequence[Work], workers: int) -> Generator[Timed, None, None]:
-    """Work as it gets done, in this process or by workers; None after an interrupt."""
-    if workers <= 1 or len(work) <= 1:
-        torch.set_num_threads(1)
-        for piece in work:
-            try:
-                yield _timed(piece)
-            except KeyboardInterrupt:
-                yield piece, None, 0.0
-                return
-        return
-    # spawn: a fork of a process that has used torch's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(workers, len(work)), mp_context=context, initializer=_start_worker
-    )
-    waiting: set[Future[Timed]] = {pool.submit(_timed, piece) for piece in work}
-    try:
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield future.result()
-    except KeyboardInterrupt:
-        yield work[0], None, 0.0
-    except BrokenProcessPool:
-        raise WorkerLost(
-            "a worker process was killed, out of memory perhaps; finished trials are kept: "
-            "run the same command again, with fewer --workers or a smaller --chunk"
-        ) from None
-    finally:
-        # Stopped early, on a full disk say: nobody will store what is still under way.
-        pool.shutdown(wait=not waiting, cancel_futures=True)
-        if waiting:
-            for process in multiprocessing.active_children():
-                process.terminate()
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_driver, daemon=True).start()
-
-
-def _end_with_driver() -> None:
-    """A killed driver cannot end its workers; without this they would wait for ever."""
-    driver = multiprocessing.parent_process()
-    if driver is not None:
-        driver.join()
-        os._exit(1)
-
-
-def _timed(piece: Work) -> Timed:
-    begun = time.monotonic()
-    result = attempt(piece)
-    return piece, result, time.monotonic() - begun
 
 
 def _facts(
@@ -409,6 +305,7 @@ def _facts(
     device: str,
     platform: Platform,
     dependent: Mapping[str, float],
+    shard: Shard,
 ) -> dict[str, Any]:
     skipped = {cell.cell.dataset: cell.skip for cell in planned if cell.skip}
     return {
@@ -426,6 +323,7 @@ def _facts(
         "git": _git(),
         "trials": sum(len(list(cell.trials())) for cell in planned),
         "skipped": skipped,
+        **({} if shard == WHOLE else {"shard": str(shard)}),
     }
 
 

@@ -23,6 +23,7 @@ from leakbench import manifest, runner
 from leakbench.contracts import changes_nothing
 from leakbench.described import PlannedCell, PlannedTraining
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.executors import Executor
 from leakbench.halves import VictimLists, check_halves, in_halves, victims_of
 from leakbench.networks import build_defense
 from leakbench.records import Key, Record, Run
@@ -31,6 +32,7 @@ from leakbench.report.content import CostEntry
 from leakbench.runner import Outcome
 from leakbench.spec import Cell, Knowledge, Plan, Scalar
 from leakbench.statistics import Interval
+from leakbench.stopping import NEVER, Stop
 
 Standing = Literal["control", "leaks", "incomplete", "no accuracy", "resists"]
 """What the selection half says of a setting. control: no defense at all, never chosen; leaks: some
@@ -196,7 +198,8 @@ def search(
     *,
     root: Path | None,
     device: str = "cpu",
-    workers: int = 1,
+    executor: Executor | None = None,
+    stop: Stop = NEVER,
     report: runner.OnProgress = lambda progress: None,
 ) -> tuple[Outcome, tuple[Choice, ...]]:
     """Run what is left of a suite into `folder`, as `runner.run` does, and choose.
@@ -208,7 +211,9 @@ def search(
         LeakbenchError: see `check`, before anything runs, and `runner.run`.
     """
     check(plan, criteria)
-    outcome = runner.run(plan, folder, root=root, device=device, workers=workers, report=report)
+    outcome = runner.run(
+        plan, folder, root=root, device=device, executor=executor, stop=stop, report=report
+    )
     if outcome.interrupted:
         return outcome, ()
     run = Run(folder)

@@ -410,6 +410,15 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds that a trial may take, of a chunk so many times its trials, and a chunk or a training
+    as a whole; None: see `pieces.TimeLimits`. They change no result, only whether there is one."""
+
+    trial: float | None = None
+    chunk: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A suite resolved for one profile.
 
@@ -427,6 +436,7 @@ class Plan:
         priced: whether the suite says what its defenses cost. utility: the trainings that measure
             it, `utility_networks` of each.
         printed_utility: by (data set, row). printed_rounds: of older runs, see `PrintedUtility`.
+        limits: of time.
         provenance: who set which parameter; it explains the plan and decides nothing.
         asked: the arguments that made the plan.
     """
@@ -456,6 +466,7 @@ class Plan:
     printed_rounds: int = 0
     question: str = ""
     reading_guide: str = ""
+    limits: Limits = Limits()
     provenance: tuple[Provenance, ...] = ()
     asked: Mapping[str, Any]
 

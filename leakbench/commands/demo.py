@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakbench.commands.output import print_columns, say
-from leakbench.commands.running import plan_of, showing_progress, workers_of
+from leakbench.commands.running import plan_of, processes, showing_progress
 from leakbench.errors import LeakbenchError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def demo(
     plan = plan_of(SUITE, "quick", None, None, None)
     path = out or Path(tempfile.mkdtemp(prefix="leakbench-")) / "leakbench-demo.png"
     say("one digit, four rows, three attackers: under a minute on two idle cores")
-    attack(plan, path, workers_of("cpu", workers))
+    attack(plan, path, workers)
 
 
 def require_writable(path: Path) -> None:
@@ -90,7 +90,11 @@ def attack(plan: Plan, path: Path, workers: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with showing_progress() as report:
             outcome = runner.run(
-                shown(plan), Path(folder), root=None, workers=workers, report=report
+                shown(plan),
+                Path(folder),
+                root=None,
+                executor=processes("cpu", workers),
+                report=report,
             )
         if outcome.interrupted:
             raise KeyboardInterrupt

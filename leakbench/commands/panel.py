@@ -25,8 +25,8 @@ from leakbench.commands.running import (
     folder_of,
     interruptible,
     plan_of,
+    processes,
     showing_progress,
-    workers_of,
     write_results,
 )
 from leakbench.errors import LeakbenchError
@@ -69,11 +69,11 @@ def panel(
 
     folder = folder_of(out, RUNS / f"panel-{defense.replace(' ', '')}")
     where = device_of(device)
-    with interruptible(folder):
+    with interruptible(folder) as stop:
         with showing_progress() as report:
             outcome = runner.run(
-                plan, folder, root=data_root(), device=where, workers=workers_of(where, workers),
-                report=report,
+                plan, folder, root=data_root(), device=where, executor=processes(where, workers),
+                stop=stop, report=report,
             )  # fmt: skip
         broken = above_ceiling(write_results(folder, outcome))
         store = Run.existing(folder)

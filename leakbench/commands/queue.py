@@ -21,23 +21,33 @@ from leakbench.commands.output import print_columns, say
 from leakbench.commands.report import above_ceiling
 from leakbench.commands.running import (
     ChunkOption,
+    ChunkTimeoutOption,
+    DeadlineOption,
+    ExecutorKind,
+    ExecutorOption,
+    RayAddressOption,
+    TrialTimeoutOption,
     WorkersOption,
     choose_arithmetic,
     device_of,
+    executor_of,
     folder_of,
     interruptible,
+    limited,
     plan_of,
     say_outcome,
+    seconds_of,
     showing_progress,
-    workers_of,
     write_results,
 )
 from leakbench.errors import LeakbenchError
 from leakbench.registry import add_folders
 
 if TYPE_CHECKING:
+    from leakbench.executors import Executor
     from leakbench.forecast import Forecast
     from leakbench.spec import Plan
+    from leakbench.stopping import Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +76,11 @@ def queue(
     ] = None,
     device: DeviceOption = Device.auto,
     workers: WorkersOption = 0,
+    executor: ExecutorOption = ExecutorKind.processes,
+    ray_address: RayAddressOption = None,
+    deadline: DeadlineOption = None,
+    trial_timeout: TrialTimeoutOption = None,
+    chunk_timeout: ChunkTimeoutOption = None,
     chunk: ChunkOption = 128,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the forecast only; run nothing.")
@@ -76,19 +91,21 @@ def queue(
     """Run a profile of many suites, or what is left of it, the longest first."""
     choose_arithmetic(fast)
     add_folders(plugins or ())
+    within = seconds_of(deadline, "--deadline")
     plans, without = _plans(suites or [], profile)  # first: torch takes its time to load
+    plans = [limited(plan, trial_timeout, chunk_timeout) for plan in plans]
     base = folder_of(out, RUNS)
     where = device_of(device)
-    count = workers_of(where, workers)
+    does = executor_of(executor, where, workers, ray_address)
     for name in without:
         say(f"{name}: has no profile '{profile}', left out")
     queued = [_queued(plan, base, where, chunk) for plan in plans]
     queued.sort(key=lambda each: (-each.whole.seconds, each.plan.name))
-    _print_forecast(queued, count)
+    _print_forecast(queued, does.workers)
     if dry_run:
         return
-    with interruptible(base):
-        succeeded = [_run(each, where, count, chunk) for each in queued]
+    with interruptible(base, within) as stop:
+        succeeded = [_run(each, where, does, stop, chunk) for each in queued]
     raise typer.Exit(0 if all(succeeded) else 1)
 
 
@@ -122,7 +139,7 @@ def _plans(suites: Sequence[str], profile: str) -> tuple[list[Plan], list[str]]:
 
 
 def _queued(plan: Plan, base: Path, device: str, chunk: int) -> Queued:
-    from leakbench import runner
+    from leakbench import pieces, runner
     from leakbench.data.catalog import data_root
     from leakbench.forecast import forecast
     from leakbench.records import Run
@@ -130,7 +147,7 @@ def _queued(plan: Plan, base: Path, device: str, chunk: int) -> Queued:
     say(f"{plan.name}: planning")
     folder = base / f"{plan.name}-{plan.profile}"
     planned = runner.prepare(plan, data_root(), device, chunk)
-    left = runner.todo([*planned.cells, *planned.trainings], Run(folder).records())
+    left = pieces.todo([*planned.cells, *planned.trainings], Run(folder).records())
     return Queued(
         plan=plan,
         folder=folder,
@@ -166,7 +183,7 @@ def _print_forecast(queued: Sequence[Queued], cores: int) -> None:
     )
 
 
-def _run(queued: Queued, device: str, workers: int, chunk: int) -> bool:
+def _run(queued: Queued, device: str, executor: Executor, stop: Stop, chunk: int) -> bool:
     """Run a suite and print a line; whether all went well. What went wrong stops no other."""
     from leakbench import runner
     from leakbench.data.catalog import data_root
@@ -175,8 +192,8 @@ def _run(queued: Queued, device: str, workers: int, chunk: int) -> bool:
     try:
         with showing_progress() as report:
             outcome = runner.run(
-                queued.plan, folder, root=data_root(), device=device, workers=workers,
-                chunk_size=chunk, report=report,
+                queued.plan, folder, root=data_root(), device=device, executor=executor,
+                chunk_size=chunk, stop=stop, report=report,
             )  # fmt: skip
         broken = above_ceiling(write_results(folder, outcome))
     except (LeakbenchError, OSError) as error:

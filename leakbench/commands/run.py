@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakbench.commands.options import (
+    RUNS,
     AttackOption,
     DefenseOption,
     Device,
@@ -24,16 +26,27 @@ from leakbench.commands.output import say, write
 from leakbench.commands.report import above_ceiling, print_answer
 from leakbench.commands.running import (
     ChunkOption,
+    ChunkTimeoutOption,
+    DeadlineOption,
+    ExecutorKind,
+    ExecutorOption,
+    RayAddressOption,
+    TrialTimeoutOption,
     WorkersOption,
     choose_arithmetic,
     device_of,
     end,
+    executor_of,
+    folder_of,
     interruptible,
-    place,
+    limited,
     plan_of,
+    processes,
+    seconds_of,
     showing_progress,
     write_results,
 )
+from leakbench.errors import LeakbenchError
 from leakbench.registry import add_folders
 
 if TYPE_CHECKING:
@@ -58,6 +71,18 @@ def run(
     ] = None,
     device: DeviceOption = Device.auto,
     workers: WorkersOption = 0,
+    executor: ExecutorOption = ExecutorKind.processes,
+    ray_address: RayAddressOption = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="i/n",
+            help="Run part i of n, in OUT/shard-i-of-n; `merge` joins them.",
+        ),
+    ] = None,
+    deadline: DeadlineOption = None,
+    trial_timeout: TrialTimeoutOption = None,
+    chunk_timeout: ChunkTimeoutOption = None,
     chunk: ChunkOption = 128,
     attack: AttackOption = None,
     defense: DefenseOption = None,
@@ -68,20 +93,43 @@ def run(
     """Run a suite, or what is left of it, and print what it found."""
     choose_arithmetic(fast)
     add_folders(plugins or ())
-    plan = plan_of(suite, profile, attack, defense, settings)  # first: torch takes its time to load
-    from leakbench import runner
+    within = seconds_of(deadline, "--deadline")
+    # First, since torch takes its time to load.
+    plan = limited(plan_of(suite, profile, attack, defense, settings), trial_timeout, chunk_timeout)
+    folder = folder_of(out, RUNS / f"{plan.name}-{plan.profile}")
+    numbers = shard_of(shard)
+    if numbers is not None:
+        folder /= "shard-{}-of-{}".format(*numbers)
+    from leakbench import pieces, runner
     from leakbench.data.catalog import data_root
 
-    folder, where, count = place(plan, out, device, workers)
-    with interruptible(folder):
+    where = device_of(device)
+    part = pieces.WHOLE if numbers is None else pieces.Shard(*numbers)
+    with interruptible(folder, within) as stop:
         with showing_progress() as report:
             outcome = runner.run(
-                plan, folder, root=data_root(), device=where, workers=count, chunk_size=chunk,
+                plan, folder, root=data_root(), device=where, chunk_size=chunk, shard=part,
+                executor=executor_of(executor, where, workers, ray_address), stop=stop,
                 report=report,
             )  # fmt: skip
         content = write_results(folder, outcome)
         print_answer(content)
     end(folder, outcome, above_ceiling(content))
+
+
+def shard_of(text: str | None) -> tuple[int, int] | None:
+    """Number and count of an option i/n.
+
+    Raises:
+        LeakbenchError: anything but 1 <= i <= n <= 10,000.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
+    number, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= of <= 10_000:
+        raise LeakbenchError(f"--shard {text!r}: write i/n, from 1/n to n/n, n at most 10000")
+    return number, of
 
 
 def cloak(
@@ -117,12 +165,13 @@ def cloak(
 
     criteria = selection.Criteria(rule=rule or "strict", at_most=at_most, ties=NOISE)
 
-    folder, where, count = place(plan, out, device, workers)
-    with interruptible(folder):
+    where = device_of(device)
+    folder = folder_of(out, RUNS / f"{plan.name}-{plan.profile}")
+    with interruptible(folder) as stop:
         with showing_progress() as report:
             outcome, choices = selection.search(
-                plan, folder, criteria, root=data_root(), device=where, workers=count,
-                report=report,
+                plan, folder, criteria, root=data_root(), device=where,
+                executor=processes(where, workers), stop=stop, report=report,
             )  # fmt: skip
         broken = above_ceiling(write_results(folder, outcome))
         page = written.to_markdown(plan, choices)

@@ -3,41 +3,72 @@
 from __future__ import annotations
 
 import os
-import signal
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leakbench import arithmetic
-from leakbench.commands.options import RUNS, Device
+from leakbench.commands.options import Device
 from leakbench.commands.output import say
 from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
+from leakbench.stopping import Stop, Stopped
 
 if TYPE_CHECKING:
+    from leakbench.executors import Executor, Processes
     from leakbench.report.content import Report
     from leakbench.runner import Outcome, Progress
     from leakbench.spec import Plan
 
-WorkersOption = Annotated[int, typer.Option(min=0, help="Worker processes; 0 takes one a core.")]
+
+class ExecutorKind(StrEnum):
+    """Who does the work."""
+
+    processes = "processes"
+    serial = "serial"
+    ray = "ray"
+
+
+WorkersOption = Annotated[
+    int,
+    typer.Option(min=0, max=4096, help="Worker processes; 0 takes one a core, on CUDA one a GPU."),
+]
+ExecutorOption = Annotated[
+    ExecutorKind,
+    typer.Option(
+        help="processes: on this machine; serial: in this process; ray: a cluster (leakbench[ray])."
+    ),
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Ray cluster to join, e.g. auto; else one is started."),
+]
+DeadlineOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Stop after this time, e.g. 30m, with exit code 3."),
+]
+TrialTimeoutOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Time that a trial may take; also limits.trial of a suite."),
+]
+ChunkTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Time that a chunk of trials, or a training, may take; limits.chunk."
+    ),
+]
 ChunkOption = Annotated[
     int,
     typer.Option(
         min=1, help="Victims solved together; changes no result, unless `doctor` says so."
     ),
 ]
-
-
-def place(plan: Plan, out: Path | None, device: Device, workers: int) -> tuple[Path, str, int]:
-    """Folder, device and number of worker processes of a run."""
-    folder = folder_of(out, RUNS / f"{plan.name}-{plan.profile}")
-    where = device_of(device)
-    return folder, where, workers_of(where, workers)
 
 
 def folder_of(out: Path | None, default: Path) -> Path:
@@ -47,9 +78,76 @@ def folder_of(out: Path | None, default: Path) -> Path:
     return out if out is not None else default
 
 
-def workers_of(where: str, workers: int) -> int:
-    """The number of worker processes; 0 is one a core, on CUDA one."""
-    return workers or (1 if where == "cuda" else os.cpu_count() or 1)
+def processes(where: str, workers: int) -> Processes:
+    """Worker processes on this machine, 0 for one a core or a GPU; each sees one GPU."""
+    from leakbench.executors import Processes
+
+    if where != "cuda":
+        return Processes(workers or os.cpu_count() or 1)
+    gpus = visible_gpus()
+    return Processes(workers or len(gpus), gpus)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES names, else the numbers of all there are."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named:
+        return tuple(name.strip() for name in named.split(","))
+    import torch
+
+    return tuple(str(number) for number in range(torch.cuda.device_count()))
+
+
+def executor_of(kind: ExecutorKind, where: str, workers: int, ray_address: str | None) -> Executor:
+    """The executor that the options choose.
+
+    Raises:
+        LeakbenchError: options that do not go together, or a Ray that is not there.
+    """
+    if ray_address is not None and kind is not ExecutorKind.ray:
+        raise LeakbenchError(f"--ray-address: needs --executor ray, got --executor {kind}")
+    if kind is ExecutorKind.processes:
+        return processes(where, workers)
+    if kind is ExecutorKind.serial:
+        from leakbench.executors import Serial
+
+        if workers > 1:
+            raise LeakbenchError(f"--workers {workers}: --executor serial has one")
+        return Serial()
+    from leakbench.clusters import Ray
+
+    return Ray(ray_address, gpu=where == "cuda", workers=workers)
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str | None, option: str) -> float | None:
+    """A time such as 90, 90s, 30m, 1h30m, 2d in seconds, which are meant without a unit.
+
+    Raises:
+        LeakbenchError: anything else, nothing, or more than 100 days.
+    """
+    if text is None:
+        return None
+    parts = re.findall(r"(\d{1,7}(?:\.\d{1,6})?)([smhd]?)", text)
+    seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+    whole = "".join(number + unit for number, unit in parts) == text.strip()
+    if not whole or not 0 < seconds <= 100 * _UNITS["d"]:
+        raise LeakbenchError(f"{option} {text!r}: write a time such as 90s, 30m or 1h30m")
+    return seconds
+
+
+def limited(plan: Plan, trial: str | None, chunk: str | None) -> Plan:
+    """The plan with the time limits that the options set."""
+    from dataclasses import replace
+
+    limits = replace(
+        plan.limits,
+        trial=seconds_of(trial, "--trial-timeout") or plan.limits.trial,
+        chunk=seconds_of(chunk, "--chunk-timeout") or plan.limits.chunk,
+    )
+    return replace(plan, limits=limits)
 
 
 def write_results(folder: Path, outcome: Outcome) -> Report:
@@ -58,7 +156,7 @@ def write_results(folder: Path, outcome: Outcome) -> Report:
         say(repair)
     if outcome.interrupted:
         say(f"{outcome.present + outcome.ran} of {outcome.planned} trials are done")
-        raise KeyboardInterrupt
+        raise Stopped
     if outcome.changed:  # a gallery of what was there before would be taken for this one's
         (folder / "gallery.png").unlink(missing_ok=True)
     return write_reports(folder)
@@ -111,20 +209,16 @@ def device_of(device: Device) -> str:
 
 
 @contextmanager
-def interruptible(folder: Path) -> Iterator[None]:
-    """SIGTERM ends a run like Ctrl-C does: state kept, exit code 3."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+def interruptible(folder: Path, seconds: float | None = None) -> Iterator[Stop]:
+    """A signal, or a deadline after so many seconds, ends a run: state kept, exit code 3."""
+    stop = Stop()
     try:
-        yield
-    except KeyboardInterrupt:
-        say(f"stopped; what is done is kept in {folder}: run the same command again to go on")
+        with stop.listening(seconds):
+            yield stop
+    except (KeyboardInterrupt, Stopped):
+        by = f" by {stop.reason}" if stop.reason else ""
+        say(f"stopped{by}; what is done is kept in {folder}: run the same command again to go on")
         raise typer.Exit(3) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

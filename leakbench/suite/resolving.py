@@ -102,6 +102,7 @@ def resolve(
         rules=tuple(rule.plain() for rule in parsed.rules),
         notes=tuple(note.plain() for note in parsed.notes),
         gallery=parsed.gallery.plain(),
+        limits=parsed.limits.plain(),
         priced=parsed.utility is not None,
         printed=_printed(as_published, asked, cells),
         utility=utility,

@@ -26,6 +26,7 @@ from leakbench.spec import (
     GalleryRule,
     Grant,
     Knowledge,
+    Limits,
     Printed,
     Rule,
     Scalar,
@@ -433,6 +434,20 @@ class ProfileTable(TomlTable):
     utility: UtilityProfileTable = UtilityProfileTable()
 
 
+Seconds = Annotated[float, Field(gt=0, le=10**7, allow_inf_nan=False)]
+
+
+class LimitsTable(TomlTable):
+    """[limits] seconds that a trial, and a chunk of them or a training, may take."""
+
+    trial: Seconds | None = None
+    chunk: Seconds | None = None
+
+    def plain(self) -> Limits:
+        """As a plan holds them."""
+        return Limits(**self.model_dump())
+
+
 class SuiteKeys(TomlTable):
     """All of a suite file but the tables that have a short form.
 
@@ -460,6 +475,7 @@ class SuiteKeys(TomlTable):
     utility: UtilityTable | None = None
     notes: list[NoteTable] = []
     gallery: GalleryTable = GalleryTable()
+    limits: LimitsTable = LimitsTable()
     profiles: Annotated[dict[Identifier, ProfileTable], Field(min_length=1)]
     dtype: Literal["float32", "float64"] = "float32"
     bound: bool = False
