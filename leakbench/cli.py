@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 
 from leakbench.errors import LeakbenchError
 from leakbench.stopping import Stop, Stopped
@@ -16,13 +17,16 @@ def main() -> None:
     # Workers do the parallel work; a second thread a process made a busy machine 20 times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _open_streams()
+    before = threading.enumerate()
     # First of all: the imports below take tenths of a second, those of a command seconds.
     with Stop().listening():
         code = _code_of_command()
-    # Threads that a plugin has left running keep nobody waiting.
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    if any(not each.daemon for each in threading.enumerate() if each not in before):
+        # Python would wait for a thread that a plugin has left running, perhaps for ever.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _open_streams() -> None:

@@ -16,7 +16,7 @@ from leakbench.architectures import build
 from leakbench.attacks import panel as module
 from leakbench.attacks.panel import Panel
 from leakbench.capturing import capture_leak
-from leakbench.cli import app
+from leakbench.commands.application import app
 from leakbench.commands.panel import settings
 from leakbench.contracts import Attack, Leak, Reconstruction, Streams, Watch
 from leakbench.defenses.dp_baseline import DPBaseline

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leakbench import cli, registry
+from leakbench import registry
+from leakbench.commands import application
 from leakbench.errors import LeakbenchError
 from leakbench.identity import source_digest
 from leakbench.model_checks import check_model
@@ -84,14 +85,14 @@ def test_the_documented_network_runs_in_worker_processes(
         "--workers",
         "2",
     ]
-    result = CliRunner().invoke(cli.app, run)
+    result = CliRunner().invoke(application.app, run)
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in (tmp_path / "run/records.jsonl").read_text().split("\n")
                if line]  # fmt: skip
     assert len(records) == 4 and {record["status"] for record in records} == {"ok"}
     check_model(registry.load("models", "small_net")(), (3, 32, 32))
     # An edited file is another network: all is run again.
-    again = CliRunner().invoke(cli.app, run)
+    again = CliRunner().invoke(application.app, run)
     assert "4 were there, 0 run now" in again.output
     (own / "models" / "small.py").write_text(example().replace("nn.Tanh()", "nn.Sigmoid()"))
     source_digest.cache_clear()  # a process believes that its code stays
@@ -134,5 +135,7 @@ def test_folders_that_hold_no_plugins_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LeakbenchError, match="has none of attacks, defenses, models in it"):
         registry.add_folders([tmp_path])
     assert os.environ[registry.FOLDERS] == ""
-    result = CliRunner().invoke(cli.app, ["list", "models", "--plugins", str(tmp_path / "nowhere")])
+    result = CliRunner().invoke(
+        application.app, ["list", "models", "--plugins", str(tmp_path / "nowhere")]
+    )
     assert isinstance(result.exception, LeakbenchError)

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import leakbench.attacks
-from leakbench import cli, identity, plugin_files, registry
+from leakbench import identity, plugin_files, registry
+from leakbench.commands import application
 from leakbench.errors import LeakbenchError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -288,7 +289,7 @@ def test_a_broken_plugin_that_is_asked_for_says_why(
     ):
         with pytest.raises(LeakbenchError) as told:
             CliRunner().invoke(
-                cli.app, ["validate", str(suite), "--attack", name], catch_exceptions=False
+                application.app, ["validate", str(suite), "--attack", name], catch_exceptions=False
             )
         assert name in str(told.value) and words in str(told.value)
         assert "\n" not in str(told.value)

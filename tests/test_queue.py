@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leakbench import runner
-from leakbench.errors import WorkerLost
+from leakbench.errors import LeakbenchError
 from leakbench.records import Run
 
 TINY = Path(__file__).with_name("tiny.toml").read_text(encoding="utf-8")
@@ -107,14 +107,14 @@ def test_a_suite_that_fails_stops_no_other(queue: Command, monkeypatch: pytest.M
 
     def lost(plan: Any, folder: Path, **options: Any) -> Any:
         if plan.name == "long":
-            raise WorkerLost("a worker process died")
+            raise LeakbenchError("no room")
         return run(plan, folder, **options)
 
     monkeypatch.setattr(runner, "run", lost)
     done = queue(*BOTH)
     assert done.code == 1
     assert done.out.splitlines()[5:] == [
-        "long: failed: a worker process died",
+        "long: failed: no room",
         "short: done; 4 of 4 run now; runs/short-quick",
     ]
 

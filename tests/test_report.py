@@ -1039,7 +1039,7 @@ def test_reports_and_galleries_of_a_run_load_no_torch(plan: Plan, tmp_path: Path
         writer.manifest(manifest.to_json(described) | {"number": 1})
     code = (
         "import sys\n"
-        "from leakbench.cli import app\n"
+        "from leakbench.commands.application import app\n"
         f"app(['report', {str(run.folder)!r}, '--full'], standalone_mode=False)\n"
         f"app(['gallery', {str(run.folder)!r}], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"

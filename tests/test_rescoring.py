@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from leakbench import cli, identity, manifest, planning, record_lines, runner
+from leakbench import identity, manifest, planning, record_lines, runner
+from leakbench.commands import application
 from leakbench.errors import LeakbenchError
 from leakbench.metrics import registry
 from leakbench.records import Key, Record, Run, encode
@@ -60,7 +61,7 @@ def said(folder: Path) -> dict[Key, Record]:
 
 
 def command(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(cli.app, list(words))
+    done = CliRunner().invoke(application.app, list(words))
     if isinstance(done.exception, LeakbenchError):
         return 2, str(done.exception)
     return done.exit_code, done.stdout

@@ -21,11 +21,13 @@ from typer.testing import CliRunner
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import arithmetic, cli, identity, planning, probe, runner
+from leakbench import arithmetic, identity, planning, probe, runner
 from leakbench.chunks import Chunk
+from leakbench.commands import application
 from leakbench.data import load
 from leakbench.data.catalog import ENVIRONMENT_VARIABLE
 from leakbench.errors import LeakbenchError
+from leakbench.executors import Processes
 from leakbench.records import Key, Record, Run
 from leakbench.runner import Outcome
 from leakbench.spec import Plan
@@ -203,7 +205,7 @@ def test_two_workers_change_no_byte(suite: str, tmp_path: Path) -> None:
     settings = ["profiles.quick.victims=1"]  # a chunk each for naive and adaptive
     plan = resolve(suite, attack="start_image", defense="dp", settings=settings)
     for workers in (1, 2):
-        run(plan, tmp_path / str(workers), workers=workers)
+        run(plan, tmp_path / str(workers), executor=Processes(workers))
     assert results(tmp_path / "2") == results(tmp_path / "1")
     assert images(tmp_path / "2") == images(tmp_path / "1")
 
@@ -213,7 +215,7 @@ def test_two_workers_change_no_byte(suite: str, tmp_path: Path) -> None:
 def test_two_workers_change_no_byte_of_a_real_attack(
     suite: str, reference: Path, tmp_path: Path
 ) -> None:
-    run(resolve(suite), tmp_path / "run", workers=2)
+    run(resolve(suite), tmp_path / "run", executor=Processes(2))
     assert results(tmp_path / "run") == results(reference)
     assert images(tmp_path / "run") == images(reference)
 
@@ -232,7 +234,7 @@ def test_workers_and_chunks_change_no_byte_of_a_longer_run(
     ]
     plan = resolve(suite, settings=settings)
     run(plan, tmp_path / "reference")
-    run(plan, tmp_path / "run", chunk_size=size, workers=workers)
+    run(plan, tmp_path / "run", chunk_size=size, executor=Processes(workers))
     assert results(tmp_path / "run") == results(tmp_path / "reference")
     assert images(tmp_path / "run") == images(tmp_path / "reference")
 
@@ -375,9 +377,10 @@ def test_a_full_disk_ends_a_run_of_two_workers_at_once(
     monkeypatch.setattr(Writer, "append", full)
     # One chunk takes a moment, all of them would take minutes.
     settings = ["attack.parameters.steps=40", "profiles.quick.victims=200"]
+    plan, two = resolve(suite, settings=settings), Processes(2)
     begun = time.monotonic()
     with pytest.raises(LeakbenchError, match="No space left"):
-        run(resolve(suite, settings=settings), tmp_path / "run", workers=2, chunk_size=1)
+        run(plan, tmp_path / "run", executor=two, chunk_size=1)
     assert time.monotonic() - begun < 60
 
 
@@ -836,7 +839,7 @@ def test_other_arithmetic_makes_a_new_cell(suite: str, other: str) -> None:
 
 def cli_report(folder: Path) -> tuple[int, str]:
     """`leakbench report` of a run."""
-    done = CliRunner().invoke(cli.app, ["report", "--full", str(folder)])
+    done = CliRunner().invoke(application.app, ["report", "--full", str(folder)])
     return done.exit_code, done.output
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from leakbench.audits import scenario
 from leakbench.audits.findings import AuditReport
-from leakbench.cli import app
+from leakbench.commands.application import app
 from leakbench.errors import LeakbenchError
 
 SHIPPED = Path(__file__).parents[1] / "docs" / "scenarios"

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from leakbench import cli, runner, selection
+from leakbench import runner, selection
+from leakbench.commands import application
 from leakbench.data import load, own
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
@@ -704,7 +705,7 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     small = ("profiles.quick.networks=1", "profiles.quick.victims=6")
     arguments = ["cloak", str(suite), "--out", str(folder), "--device", "cpu", "--workers", "1"]
     arguments += [part for setting in small for part in ("--set", setting)]
-    done = CliRunner().invoke(cli.app, arguments)
+    done = CliRunner().invoke(application.app, arguments)
     assert done.exit_code == 0, done.output
     assert (folder / "report.md").exists()
 
@@ -730,7 +731,9 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     assert sum(line.startswith("| ") for line in done.stdout.splitlines()) == 1 + 4 + 1 + 4
 
     # The clamped reading is passed by anything: nothing to choose, which is an answer.
-    again = CliRunner().invoke(cli.app, [*arguments, "--rule", "reading", "--format", "json"])
+    again = CliRunner().invoke(
+        application.app, [*arguments, "--rule", "reading", "--format", "json"]
+    )
     assert again.exit_code == 0, again.output
     assert " 0 run now" in again.stderr
     (choice,) = json.loads(again.stdout)["choices"]
@@ -738,7 +741,7 @@ def test_command_runs_chooses_and_runs_nothing_again(suite: Path, tmp_path: Path
     assert choice["reason"] == "no setting resists: 3 leaking"
     assert choice["victims"] == {"selection": [[0, 1, 2]], "fresh": [[3, 4, 5]]}
 
-    wrong = CliRunner().invoke(cli.app, [*arguments, "--rule", "nothing"])
+    wrong = CliRunner().invoke(application.app, [*arguments, "--rule", "nothing"])
     assert isinstance(wrong.exception, LeakbenchError)
     assert "allowed: identified, reading, strict" in str(wrong.exception)
 

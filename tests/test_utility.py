@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from leakbench import manifest, networks, planning, runner, trials, utility
 from leakbench.chunks import Chunk
-from leakbench.cli import app
+from leakbench.commands.application import app
 from leakbench.contracts import Defense, Setting
 from leakbench.data import catalog, load
 from leakbench.data.catalog import look_up
@@ -24,6 +24,7 @@ from leakbench.data.datasets import as_unit
 from leakbench.defenses.fed_cdp import FedCDP
 from leakbench.defenses.fed_sdp import FedSDPClient
 from leakbench.errors import LeakbenchError
+from leakbench.executors import Processes
 from leakbench.federated import train
 from leakbench.models.convolutional import BNLeNet5
 from leakbench.networks import first_network
@@ -289,7 +290,7 @@ def test_methods_start_alike_and_networks_do_not(done: tuple[Plan, Path]) -> Non
 def test_the_same_whatever_workers_and_kills(write: Write, done: tuple[Plan, Path]) -> None:
     plan = resolve(write(), attack="start_image")  # no training depends on the attack
     folder = Path(write()).parent / "again"
-    run(plan, folder, workers=2, chunk_size=3)
+    run(plan, folder, executor=Processes(2), chunk_size=3)
     assert trained(folder) == trained(done[1])
     assert run(plan, folder).ran == 0
     # A kill may take any line with it: what is lost is done again, and nothing else.
