@@ -57,10 +57,7 @@ def do(task: Task) -> Done:
     """Do a piece of work in this process. What a signal raises comes through."""
     begun = time.monotonic()
     work = task.work
-    if isinstance(work, Chunk):
-        result = _chunk(work, task.divisible)
-    else:
-        result = _training(work)
+    result = _chunk(work, task.divisible) if isinstance(work, Chunk) else _training(work)
     return Done(task=task, result=result, seconds=time.monotonic() - begun)
 
 
