@@ -287,7 +287,7 @@ def _store(writer: Writer, result: ChunkResult, manifest: str, seconds: float) -
     lines = []
     for record in result.records:
         # Where its arrays lie depends on the chunk, so it stands with what a host decides.
-        host = {"manifest": manifest, "seconds": each}
+        host: dict[str, Any] = {"manifest": manifest, "seconds": each}
         host |= {name: record[name] for name in _OF_HOST if name in record}
         if host.get("arrays") is not None:
             host["arrays"] = {**host["arrays"], "digest": digests[host["arrays"]["file"]]}
