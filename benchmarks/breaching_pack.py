@@ -129,7 +129,7 @@ def compare(
     submissions.write(
         place / "breaching",
         submissions.Submission(
-            schema=submissions.SCHEMA, name="breaching",
+            schema=packs.SCHEMA, name="breaching",
             method=f"inverting gradients: {settings}", link="https://pypi.org/project/breaching/",
             pack=opened.pack.checksum, knowledge="naive",
             budget=submissions.Budget(

@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from leakbench.answers import check_answer
 from leakbench.contracts import Attack, Defense, Gradients, Leak, LeakPoint, Model
 from leakbench.errors import LeakbenchError, unknown_name
 from leakbench.leaderboard import submissions
-from leakbench.leaderboard.packs import Network, OpenPack, PackedLeak
+from leakbench.leaderboard.packs import SCHEMA, Network, OpenPack, PackedLeak
 from leakbench.leaking import Granted, Tap
 from leakbench.spec import Knowledge, View
 from leakbench.streams import VictimStreams, opaque
@@ -75,7 +75,11 @@ def _point(packed: PackedLeak) -> LeakPoint:
         raise LeakbenchError(f"leak '{packed.id}': type {packed.type}; allowed: 0, 1, 2")
     if packed.view not in get_args(View):
         raise unknown_name("view", packed.view, get_args(View), f"leak '{packed.id}'")
-    return LeakPoint(type=packed.type, view=cast(View, packed.view), round=packed.looks[0].round)
+    return LeakPoint(
+        type=cast(Literal[0, 1, 2], packed.type),
+        view=cast(View, packed.view),
+        round=packed.looks[0].round,
+    )
 
 
 def _batch_size(packed: PackedLeak) -> int:
@@ -195,7 +199,7 @@ def submit(
     submissions.write(
         folder,
         submissions.Submission(
-            schema=submissions.SCHEMA, name=name, method=method, link=link,
+            schema=SCHEMA, name=name, method=method, link=link,
             pack=opened.pack.checksum, knowledge=knowledge,
             budget=submissions.Budget(
                 evaluations=played.evaluations, seconds=round(played.seconds, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from leakbench.report.words import printable
+from leakbench.report.words import Table, printable
 
 
 def inert(text: str) -> str:
@@ -13,4 +13,15 @@ def inert(text: str) -> str:
     Bars are left to tables, which escape them.
     """
     plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]#!~])", r"\\\1", plain)
+    # A bracket that closes is half of a link or its target only before one of these.
+    return re.sub(r"([\\`*_#~]|\](?=[(\[:]))", r"\\\1", plain)
+
+
+def inert_table(table: Table) -> Table:
+    """The same table with all its words inert."""
+    return Table(
+        caption=inert(table.caption),
+        header=tuple(map(inert, table.header)),
+        rows=tuple(tuple(map(inert, row)) for row in table.rows),
+        folded=table.folded,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakbench.leaderboard.boards import AttackTable, Board, DefenseEntry, DefenseTable
-from leakbench.leaderboard.markdown import inert
+from leakbench.leaderboard.markdown import inert, inert_table
 from leakbench.leaderboard.scores import decibels, error_words
 from leakbench.report import strips
 from leakbench.report.pages import environment
@@ -13,6 +13,7 @@ from leakbench.report.renderings import markdown_table, page_scripts
 from leakbench.report.words import (
     DASH,
     Table,
+    ceiling_words,
     compact,
     epsilon_words,
     interval_words,
@@ -161,7 +162,9 @@ def _defense(entry: DefenseEntry, dp: bool) -> tuple[Cell, ...]:
     return (
         *cells,
         _place(entry.place_at_accuracy, entry.at_accuracy),
-        _number(entry.ceiling, "no guarantee" if entry.ceiling is None else compact(entry.ceiling)),
+        _number(
+            entry.ceiling, "no guarantee" if entry.ceiling is None else ceiling_words(entry.ceiling)
+        ),
         Cell(text=printable(entry.attacker)),
         _number(entry.trials, str(entry.trials)),
     )
@@ -197,9 +200,9 @@ def to_markdown(board: Board) -> str:
         parts += [f"## {title}", how]
         for section in several:
             parts += [f"### {inert(section.title)}", *map(inert, section.words)]
-            rows = tuple(tuple(inert(cell.text) for cell in row) for row in section.cells)
-            header = tuple(map(inert, section.header))
-            parts.append(markdown_table(Table(caption="", header=header, rows=rows)))
+            rows = tuple(tuple(cell.text for cell in row) for row in section.cells)
+            table = Table(caption="", header=section.header, rows=rows)
+            parts.append(markdown_table(inert_table(table)))
     if board.unranked:
         lines = (
             f"- {inert(each.title)}: {inert(each.reason)}: {inert('; '.join(each.labels))}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from leakbench.errors import LeakbenchError
 from leakbench.leaderboard.files import read_json
-from leakbench.leaderboard.markdown import inert
+from leakbench.leaderboard.markdown import inert, inert_table
 from leakbench.leaderboard.packs import SCHEMA, Counts
 from leakbench.leaderboard.submissions import Submission
 from leakbench.plain import from_json
@@ -92,17 +92,8 @@ class Score:
 
 
 def to_json(score: Score) -> dict[str, Any]:
-    """A score as strict JSON holds it; infinity, an error of 0 in decibels, is null."""
-    found: dict[str, Any] = _finite(dataclasses.asdict(score))
-    return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
+    """A score as plain values; `read` reads it back from JSON."""
+    return dataclasses.asdict(score)
 
 
 def read(path: Path) -> Score:
@@ -148,7 +139,7 @@ def to_markdown(score: Score) -> str:
         f"{score.pack}.",
         inert(said.method),
         f"{said.knowledge}; {inert(budget_words(said))}. {inert(said.link)}".strip(),
-        markdown_table(to_table(score)),
+        markdown_table(inert_table(to_table(score))),
         "\n".join(f"- {inert(each.label)}: {inert(each.condition)}" for each in score.counts),
         "Rates and medians are with 95 % intervals, over networks, then victims.",
     ]

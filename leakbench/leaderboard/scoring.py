@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,9 @@ from leakbench.metrics.rules import succeeded
 from leakbench.mixed_rows import in_units
 from leakbench.statistics import median_interval, rate_interval
 from leakbench.victims import Victims, label_overlap
+
+MOST_DECIBELS = 200.0
+"""PSNR of an input without any error, which would be infinite: above what float32 can tell."""
 
 
 def score(folder: Path, kept: Path, root: Path | None = None) -> Score:
@@ -157,8 +159,8 @@ def _row(
         answered=len(own),
         inputs=sum(leak.victims * leak.batch_size for leak in leaks),
         rates=rates,
-        mse=median_interval([_numbers(each, "mse_clamped") for each in records]),
-        psnr=median_interval([_numbers(each, "psnr") for each in records]),
+        mse=median_interval([_errors(each) for each in records]),
+        psnr=median_interval([_decibels(each) for each in records]),
         labels=fmean(found) if found else None,
         mean_image=fmean(r["baselines"]["mean_image"] for each in records for r in each),
         victims=tuple(
@@ -177,6 +179,12 @@ def _row(
     )
 
 
-def _numbers(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """A metric of all inputs. None of PSNR is infinite: an error of 0."""
-    return [math.inf if record[name] is None else float(record[name]) for record in records]
+def _errors(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Clamped MSE of all inputs, which are finite."""
+    return [float(record["mse_clamped"]) for record in records]
+
+
+def _decibels(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """PSNR of all inputs; of one without any error, which has none, `MOST_DECIBELS`."""
+    values = (MOST_DECIBELS if r["psnr"] is None else float(r["psnr"]) for r in records)
+    return [min(value, MOST_DECIBELS) for value in values]
