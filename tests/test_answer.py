@@ -168,6 +168,14 @@ def test_shares_below_a_threshold_are_counts() -> None:
     assert found == [0.1, 0.1, 0.5] and shares == [0.2, 0.4, 0.6]
 
 
+def test_of_many_points_some_are_drawn() -> None:
+    assert outcome_figures.thinned(3) == [0, 1, 2] and outcome_figures.thinned(0) == []
+    some = outcome_figures.thinned(12_345)
+    assert some[-1] == 12_344 and len(some) == 400
+    steps = [after - before for before, after in zip([-1, *some], some, strict=False)]
+    assert set(steps) == {30, 31}  # no share is off by more than 1 / 400
+
+
 def test_the_nearest_reading_stands_beside_print(table3: Report) -> None:
     pairs = outcome_figures.printed_rates(table3)
     with_print = [c for c in table3.cells if c.networks and c.verdict and c.verdict.asr]

@@ -38,6 +38,7 @@ MOST_POINTS = 500
 """Of a line: more are not to be told apart."""
 
 _LEAST = 1e-12
+_MOST_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,14 @@ def shares_below(errors: Sequence[float | None]) -> tuple[list[float], list[floa
     above all."""
     known = sorted(e for e in errors if e is not None and isfinite(e))
     return known, [(place + 1) / len(errors) for place in range(len(known))]
+
+
+def thinned(points: int) -> list[int]:
+    """Places of at most `_MOST_POINTS` of so many, the last among them, evenly: a file of ten
+    thousand steps shows no more than one of hundreds."""
+    if points <= _MOST_POINTS:
+        return list(range(points))
+    return [points * (each + 1) // _MOST_POINTS - 1 for each in range(_MOST_POINTS)]
 
 
 def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
