@@ -32,7 +32,8 @@ class Claim:
     """What is said of a mechanism, and is to be judged; what is not said is None.
 
     Attributes:
-        epsilon, delta: the promise. observer, relation: to whom, and about which neighbours.
+        epsilon: the promise, at `delta`. observer, relation: to whom, about which neighbours.
+        delta: in (0, 1).
         steps: releases that epsilon is about; None: the whole training.
         sensitivity: how far one example (or client) moves the release, L2.
         noise_std: of the Gaussian noise on the release, in the same units.
