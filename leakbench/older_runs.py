@@ -60,11 +60,13 @@ def original(cell: Cell, victim: int) -> tuple[NDArray[Any], str, NDArray[Any]]:
     """What newer runs keep beside a reconstruction: image, name of the class, mean public image.
 
     Raises:
-        DataMissing: The data set is not on this machine.
+        LeakbenchError: The data set is not on this machine, or has no such victim.
     """
     from leakbench.data import load
 
     dataset = load(cell.source)
+    if victim >= len(dataset.candidates):
+        raise LeakbenchError(f"{cell.dataset} has no candidate {victim}")
     return (
         dataset.candidates[victim].numpy(),
         dataset.class_name(int(dataset.candidate_labels[victim])),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from leakbench.spec import Status
+from leakbench.spec import JUDGED, Status
 
 SCHEMA: Literal[3] = 3
 """Of a record. Before 2 it did not say who judged it; before 3 it had no checksum."""
@@ -132,6 +132,45 @@ class RoundTable(_Table):
 Tried = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
+class EventTable(_Table):
+    """Releases that are alike; see `privacy.events.PrivacyEvent`."""
+
+    noise_multiplier: Annotated[float, Field(ge=0)]
+    sensitivity: Annotated[float, Field(ge=0)]
+    sampling_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    sampling: Literal["poisson", "fixed_size", "none"] = "poisson"
+    steps: Count = 1
+
+
+class PrivacyTable(_Table):
+    """Epsilon of a training, see `privacy.account.Result`, and the releases it was computed from.
+
+    sampling: how examples or clients were drawn. flags: where the training is not what accountants
+    like to assume.
+    """
+
+    accountant: str = ""
+    preset: str = ""
+    observer: str = ""
+    relation: Literal["add_remove", "replace_one"] = "add_remove"
+    level: str = ""
+    observations: Count | None = None
+    epsilon: Annotated[float, Field(ge=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    reason: str = ""
+    assumptions: list[str] = []
+    sampling: str = ""
+    flags: list[str] = []
+    events: list[EventTable] = []
+
+    @model_validator(mode="after")
+    def _epsilon_of_something(self) -> PrivacyTable:
+        missing = {"relation", "level", "delta", "events"} - self.model_fields_set
+        if self.epsilon is not None and missing:
+            raise ValueError(f"an epsilon without {', '.join(sorted(missing))}")
+        return self
+
+
 class TrainingRecord(_Table):
     """A training with a defense: one network.
 
@@ -158,12 +197,22 @@ class TrainingRecord(_Table):
     iterations: Count | None
     accuracy: float | None
     curve: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
-    privacy: dict[str, Any] | None
+    privacy: PrivacyTable | None
     learning_rate: float | None = None
     sweep: list[Tried] = []
     stopped: Literal["", "accuracy", "epsilon"] = ""
     log: list[RoundTable] = []
     host: HostFields = HostFields()
+
+    @model_validator(mode="after")
+    def _result_of_a_training(self) -> TrainingRecord:
+        if self.status in JUDGED and None in (self.data, self.rounds, self.accuracy):
+            raise ValueError(f"status {self.status} without data, rounds or accuracy")
+        return self
+
+
+METRICS = ("mse_raw", "mse_clamped", "ssim", "psnr", "rank")
+"""That every trial has a field for, whichever leakbench judged it."""
 
 
 def wrong(record: Mapping[str, Any]) -> str:
@@ -176,6 +225,10 @@ def wrong(record: Mapping[str, Any]) -> str:
         place = ".".join(str(part) for part in first["loc"])
         text = first["msg"][0].lower() + first["msg"][1:]
         return f"field '{place}': {text}"
+    if kind is TrialRecord:
+        for name in METRICS:
+            if name not in record:
+                return f"field '{name}': field required"
     return ""
 
 

@@ -36,7 +36,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from pydantic_core import from_json
 
-from leakbench import array_files, frames, record_lines
+from leakbench import array_files, frames, record_lines, trial_arrays
 from leakbench.errors import LeakbenchError
 from leakbench.record_lines import Contents, Damage, Key, Record, damage_words, encode, key
 
@@ -178,9 +178,13 @@ class Run:
         digest: of the file, as the record that mentions it says; "" where it says none.
 
         Raises:
-            LeakbenchError: missing, damaged, or not the file of that digest.
+            LeakbenchError: missing, damaged, not the file of that digest, or not what trials keep.
         """
-        return array_files.unpacked(self.folder / "reconstructions" / Path(name).name, digest)
+        path = self.folder / "reconstructions" / Path(name).name
+        found = array_files.unpacked(path, digest)
+        if problem := trial_arrays.problem(found):
+            raise LeakbenchError(f"{path}: {problem}")
+        return found
 
     def writing(self) -> Writer:
         """Take the lock; LeakbenchError if another process writes here or the folder cannot be."""

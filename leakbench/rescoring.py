@@ -41,21 +41,21 @@ def rejudged(
     """
     judge = judge_by(rules, root)
     for cell in cells:
-        by_file: dict[str, list[Record]] = {}
+        by_file: dict[tuple[str, str], list[Record]] = {}
         for record in outdated(cell, judge, records):
             place = record.get("host", {}).get("arrays")
             if place is None:
                 text = f"victim {record['victim']} of {record['row']}: no arrays to judge again"
                 raise LeakbenchError(f"{run.folder}: {text}")
-            by_file.setdefault(place["file"], []).append(record)
+            by_file.setdefault((place["file"], place.get("digest", "")), []).append(record)
         if not by_file:
             continue
         dataset = load(cell.cell.source, root)
         if cell.data not in ("", dataset.checksum):
             text = f"{cell.cell.dataset}: other data than the run's, which cannot be judged by it"
             raise LeakbenchError(f"{run.folder}: {text}")
-        for file, some in by_file.items():
-            yield _rejudged(run, file, some, dataset, judge)
+        for (file, digest), some in by_file.items():
+            yield _rejudged(run, file, digest, some, dataset, judge)
 
 
 def outdated(cell: PlannedCell, judge: Judge, records: Mapping[Key, Record]) -> list[Record]:
@@ -66,9 +66,9 @@ def outdated(cell: PlannedCell, judge: Judge, records: Mapping[Key, Record]) -> 
 
 
 def _rejudged(
-    run: Run, file: str, records: Sequence[Record], dataset: Dataset, judge: Judge
+    run: Run, file: str, digest: str, records: Sequence[Record], dataset: Dataset, judge: Judge
 ) -> list[Record]:
-    arrays = run.arrays(file)
+    arrays = run.arrays(file, digest)
     rows = [record["host"]["arrays"]["row"] for record in records]
     begins = all("start_image" in record["baselines"] for record in records)
     of = [record["victim"] for record in records]

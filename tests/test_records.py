@@ -30,8 +30,8 @@ def record(victim: int, **more: Any) -> Record:
     """A training's record, which is small."""
     return {
         "schema": SCHEMA, "kind": "utility", "identity": "cell", "dataset": "mnist", "row": "none",
-        "network": 0, "status": "ok", "reason": "", "data": None, "examples": None,
-        "rounds": None, "iterations": None, "accuracy": None, "curve": [], "privacy": None,
+        "network": 0, "status": "ok", "reason": "", "data": "sample", "examples": 9,
+        "rounds": 1, "iterations": 1, "accuracy": 0.5, "curve": [], "privacy": None,
         "victim": victim, **more,
     }  # fmt: skip
 
@@ -493,8 +493,8 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 def test_arrays_come_back_as_they_were(run: Run) -> None:
     arrays = {
         "inputs": np.linspace(-1, 2, 24, dtype=np.float32).reshape(2, 3, 4),
-        "trace": np.array([[1.5, np.nan, np.inf]]),
-        "victims": np.array([3, 1, 2]),
+        "trace": np.array([[1.5, np.nan, np.inf], [1, 2, 3]]),
+        "victims": np.array([3, 1]),
         "empty": np.zeros((0, 1, 28, 28), dtype=np.float32),
     }
     with run.writing() as writer:

@@ -113,7 +113,7 @@ def _images(run: Run, record: Record) -> tuple[Image | None, Image | None]:
     place = record["host"]["arrays"]
     if place is None:
         return None, None
-    arrays, row = run.arrays(str(place["file"])), int(place["row"])
+    arrays, row = run.arrays(place["file"], place["digest"]), int(place["row"])
     inputs, truth = arrays["inputs"][row], arrays["truth"][row]
     return np.asarray(inputs, dtype=np.float32), np.asarray(truth, dtype=np.float32)
 

@@ -76,7 +76,9 @@ def best_step(record: Record | None, truth: Image, shelf: Shelf) -> Picture:
     kept = {} if record is None else shelf.arrays(record)
     if record is None or not {"snapshots", "snapshot_steps", "inputs"} <= kept.keys():
         return NOTHING
-    row = int(record["host"]["arrays"]["row"])
+    row = record["host"]["arrays"]["row"]
+    if kept["inputs"].shape[1:] != truth.shape:
+        return NOTHING
     stack = kept["snapshots"][:, row : row + 1].reshape(-1, *truth.shape)  # none of no such row
     errors = [squared_error(image, truth) for image in stack]
     sound = [index for index, error in enumerate(errors) if math.isfinite(error)]
@@ -125,6 +127,8 @@ class Candidates:
         if self._dataset is None:
             return Picture(image=None, caption="data are not here")
         candidates = self._dataset.candidates.numpy()
+        if image.shape != candidates.shape[1:] or victim.record["victim"] >= len(candidates):
+            return Picture(image=None, caption="other data than the run's")
         number = nearest_other(image, candidates, victim.record["victim"])
         name = self._dataset.class_name(int(self._dataset.candidate_labels[number]))
         return Picture(

@@ -20,8 +20,9 @@ from leakbench.errors import LeakbenchError
 from leakbench.records import Record
 from leakbench.report.figures import Name, Panel, Row, look_of
 from leakbench.report.outcome_figures import Outcome, Outcomes
+from leakbench.trial_arrays import MOST_STEPS
 
-Arrays = Callable[[str], dict[str, NDArray[Any]]]
+Arrays = Callable[[str, str], dict[str, NDArray[Any]]]
 """Reads a file of a run by its name; LeakbenchError where it is not there."""
 
 Floats = NDArray[np.float64]
@@ -51,9 +52,9 @@ def traces_of(found: Outcomes, read: Arrays) -> dict[str, list[Trace]]:
     """
     files: dict[str, dict[str, NDArray[Any]]] = {}
 
-    def kept(name: str) -> dict[str, NDArray[Any]]:
+    def kept(name: str, digest: str) -> dict[str, NDArray[Any]]:
         if name not in files:
-            arrays = read(name)
+            arrays = read(name, digest)
             files[name] = {n: arrays[n] for n in _WANTED if n in arrays}
         return files[name]
 
@@ -73,14 +74,14 @@ def traces_of(found: Outcomes, read: Arrays) -> dict[str, list[Trace]]:
 _WANTED = ("trace", "clamped_lengths", "clamped_steps", "clamped_errors")
 
 
-def _trace(one: Outcome, kept: Callable[[str], dict[str, NDArray[Any]]]) -> Trace | None:
+def _trace(one: Outcome, kept: Arrays) -> Trace | None:
     losses, errors = [], []
     for record in one.trials.all_judged[:MOST_TRIALS]:
         place = (record.get("host") or {}).get("arrays")
         if place is None:
             continue
         try:
-            arrays = kept(str(place["file"]))
+            arrays = kept(place["file"], place.get("digest", ""))
         except LeakbenchError:  # not copied with the records
             continue
         row = int(place["row"])
@@ -99,7 +100,8 @@ def _descent(record: Record, arrays: dict[str, NDArray[Any]], row: int) -> Float
     first = int(lengths[:row].sum())
     own = slice(first, first + int(lengths[row]))
     steps = arrays["clamped_steps"][own]
-    last = max(int(record.get("steps") or 0), int(steps.max(initial=0)))
+    spent = min(int(record.get("steps") or 0), MOST_STEPS)
+    last = max(spent, int(steps.max(initial=0)))
     found = np.full(last + 1, math.nan)
     found[steps] = arrays["clamped_errors"][own]
     return _held(found)

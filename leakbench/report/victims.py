@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbench.described import PlannedCell
-from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, Run
 from leakbench.report.drawing import Image
 from leakbench.report.kinds import Pick
@@ -96,7 +96,7 @@ def choose(
         alike = _alike(chosen, cells, records)
         try:
             original = shelf.original(cell, chosen, alike.values())
-        except DataMissing as error:
+        except LeakbenchError as error:
             text = f"no originals: {error}"
             break
         victims.append(Victim(cell=cell, record=chosen, why=why, original=original, alike=alike))
@@ -136,6 +136,10 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(words) or "none"
 
 
+MOST_SIDE = 2**14
+"""Pixels; a file of arrays may promise more than can be drawn."""
+
+
 class Shelf:
     """Pictures from the files of a run; each file is read once.
 
@@ -149,15 +153,26 @@ class Shelf:
         self._files: dict[str, dict[str, NDArray[Any]]] = {}
 
     def picture(self, record: Record, field: str) -> Image | None:
-        """Field "inputs", "start" or "truth" of a trial; None where the run does not hold it."""
+        """Field "inputs", "start" or "truth" of a trial; None where the run does not hold it, and
+        with a warning where it is nothing that can be drawn."""
         found = self.entry(record, field)
-        return None if found is None else np.asarray(found, dtype=np.float32)
+        if found is None:
+            return None
+        if (found.ndim == 3 and found.shape[0] not in (1, 3)) or max(found.shape) > MOST_SIDE:
+            file = record["host"]["arrays"]["file"]
+            self.warn(
+                f"gallery: {file}: '{field}' of shape {found.shape} cannot be drawn; pictures have "
+                f"1 or 3 channels, and sides up to {MOST_SIDE}"
+            )
+            return None
+        return np.asarray(found, dtype=np.float32)
 
     def original(self, cell: Cell, chosen: Record, alike: Iterable[Record]) -> Original:
         """What a trial of the cell tried to get; any on the same victim that kept it will do.
 
         Raises:
-            DataMissing: None kept it, as in runs of an older leakbench, and the data are not here.
+            LeakbenchError: None kept it, as in runs of an older leakbench, and the data are not
+                here, or have no such victim.
         """
         for record in (chosen, *alike):
             image = self.picture(record, "truth")
@@ -183,14 +198,14 @@ class Shelf:
         place = (record.get("host") or {}).get("arrays")
         if place is None:
             return {}
-        name = str(place["file"])
+        name = place["file"]
         if name not in self._files:
-            self._files[name] = self._read(name)
+            self._files[name] = self._read(name, place.get("digest", ""))
         return self._files[name]
 
-    def _read(self, name: str) -> dict[str, NDArray[Any]]:
+    def _read(self, name: str, digest: str) -> dict[str, NDArray[Any]]:
         try:
-            arrays = self._run.arrays(name)
+            arrays = self._run.arrays(name, digest)
         except LeakbenchError as error:
             self._warnings.append(f"gallery: {error}")
             return {}
