@@ -45,7 +45,7 @@ def outcome(count: int) -> Outcome:
     return Outcome(label="a line, $x$", trials=trials)
 
 
-def read(name: str) -> dict[str, np.ndarray]:
+def read(name: str, digest: str = "") -> dict[str, np.ndarray]:
     trace = np.full((5, 4), np.nan)
     for row, losses in enumerate(LOSSES):
         trace[row, : len(losses)] = losses
@@ -79,7 +79,7 @@ def test_the_median_and_its_band_are_drawn(crowded: Callable[..., list[str]]) ->
 def test_of_many_trials_the_first_are_read() -> None:
     opened = []
 
-    def counting(name: str) -> dict[str, np.ndarray]:
+    def counting(name: str, digest: str = "") -> dict[str, np.ndarray]:
         opened.append(name)
         return read(name)
 
@@ -88,7 +88,7 @@ def test_of_many_trials_the_first_are_read() -> None:
 
 
 def test_a_run_without_arrays_says_so_in_one_sentence() -> None:
-    def missing(name: str) -> dict[str, np.ndarray]:
+    def missing(name: str, digest: str = "") -> dict[str, np.ndarray]:
         raise LeakbenchError(f"{name}: cannot be read")
 
     with pytest.raises(LeakbenchError, match=r"^no trial kept its arrays: [^.]*$"):
