@@ -19,6 +19,7 @@ from leakbench.records import Key, Record, Run, frame_of
 if TYPE_CHECKING:
     import pandas
 
+    from leakbench.report.album import Album
     from leakbench.report.content import Report
     from leakbench.report.drawing import Sheet
     from leakbench.report.pictures import Drawn
@@ -82,12 +83,23 @@ class LoadedRun:
         return make[format](self.content())
 
     def _page(self, content: Report) -> str:
-        """With the gallery that was drawn last, and every figure that has something to show."""
+        """With its victims, the gallery that was drawn last, and every figure that has something to
+        show."""
         from leakbench.report import renderings
 
         picture = self.store.folder / "gallery.png"
         gallery = picture.read_bytes() if picture.is_file() else None
-        return renderings.to_html(content, gallery, self.drawn().all_pictures())
+        figures = self.drawn().all_pictures()
+        spent = sum(map(len, (gallery or b"", *figures.values()))) * 4 // 3  # as base64
+        album = self.album(max(renderings.PAGE_BYTES - spent, renderings.PAGE_BYTES // 4))
+        return renderings.to_html(content, gallery, figures, album)
+
+    def album(self, budget: int) -> Album:
+        """Its victims, one by one, as the page shows them, in about so many bytes."""
+        from leakbench.report.album_making import album_of
+
+        known = self.described
+        return album_of(self.store, known.plan, known.cells, self.records, budget)
 
     def drawn(self) -> Drawn:
         """What its figures are drawn from."""

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,13 @@ from pathlib import Path
 import leakbench.arithmetic
 
 # isort: split
+import numpy as np
 import pytest
 import torch
 
 from leakbench import cli, probe
+from leakbench.data import load
+from leakbench.records import Record, Run
 
 # One thread a process, and in the processes that tests start: pytest's workers do the parallel
 # work, and a second thread makes small tensors up to 20 times slower on a busy machine.
@@ -132,3 +136,44 @@ def gaussian_epsilon() -> Callable[[float], float]:
         return float(brentq(excess, 0, 200, xtol=1e-12))
 
     return exact
+
+
+@pytest.fixture(scope="session")
+def pictured_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records of `tifs_table3-quick` with made-up images of MNIST beside them.
+
+    Whoever recovered a victim nears the original as 1 - 1/(1 + step) does, and is there at the end;
+    the others stay at a start of stripes, turn it over at step 10, and end there.
+    """
+    source = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
+    folder = tmp_path_factory.mktemp("pictured") / "run"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("report.*", "gallery.png"))
+    data = load("mnist")
+    stripes = np.broadcast_to(np.arange(28) % 2, (1, 28, 28)).astype(np.float32)
+    files: dict[str, dict[int, Record]] = {}
+    for record in Run.existing(folder).records().values():
+        if record["dataset"] == "mnist":
+            place = record["host"]["arrays"]
+            files.setdefault(place["file"], {})[place["row"]] = record
+    steps = np.array([1, 5, 10, 20, 30])
+    (folder / "reconstructions").mkdir()
+    for name, rows in files.items():
+        records = [rows[row] for row in range(len(rows))]
+        truth = data.candidates.numpy()[[record["victim"] for record in records]]
+        found = np.array([record["mse_clamped"] < 0.01 for record in records])[:, None, None, None]
+        ends = np.where(found, truth, 1 - stripes)
+        nearer = [np.where(found, truth * (1 - 1 / (1 + s)), stripes) for s in steps]
+        nearer[2:] = [np.where(found, each, 1 - stripes) for each in nearer[2:]]
+        nearer[3:] = [np.where(found, each, np.nan) for each in nearer[3:]]
+        np.savez_compressed(
+            folder / "reconstructions" / name,
+            truth=truth, inputs=ends.astype(np.float32),
+            start=np.broadcast_to(stripes, truth.shape),
+            class_names=np.array([str(record["label"]) for record in records]),
+            mean_image=data.public.mean(dim=0).numpy(),
+            snapshot_steps=steps, snapshots=np.stack(nearer).astype(np.float32),
+            trace=np.geomspace(10, 1e-6, 30)[None].repeat(len(records), axis=0),
+            clamped_lengths=np.full(len(records), 2), clamped_steps=np.tile([0, 5], len(records)),
+            clamped_errors=np.tile([0.25, 1e-4], len(records)),
+        )  # fmt: skip
+    return folder

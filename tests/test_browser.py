@@ -20,13 +20,11 @@ pytestmark = [
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium and chromium-driver here"),
 ]
 
-RUN = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
-
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory: pytest.TempPathFactory, pictured_run: Path) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(load(RUN).report("html"), encoding="utf-8")
+    path.write_text(load(pictured_run).report("html"), encoding="utf-8")
     return path
 
 
@@ -107,6 +105,81 @@ def test_a_filter_hides_rows_and_copies_hold_what_is_shown(opened: Any) -> None:
     assert bars.splitlines()[0].startswith("| method | recovered | named |")
 
 
+def shown(driver: Any, within: str) -> list[str]:
+    """Addresses of the pictures in the first part of a page that a selector finds."""
+    found: list[str] = driver.execute_script(
+        "return [...document.querySelector(arguments[0]).querySelectorAll('td img, .seen img.hit')]"
+        ".map((image) => image.src)",
+        within,
+    )
+    return found
+
+
+def test_a_slider_moves_all_pictures_of_its_data_set(opened: Any) -> None:
+    slider = opened.find_element("css selector", ".of-steps input[type=range]")
+    said = opened.find_element("css selector", ".of-steps output")
+    end = shown(opened, ".of-steps")
+    assert said.text == "returned" and len(end) == 20 * 16
+    assert all(source.startswith("data:image/webp;base64,") for source in end)
+    slider.send_keys("\ue011")  # Home
+    start = shown(opened, ".of-steps")
+    assert said.text == "start" and len(set(start)) == 1
+    slider.send_keys("\ue014")  # right
+    assert said.text == slider.get_attribute("aria-valuetext") == "step 1"
+    first = shown(opened, ".of-steps")
+    assert start[0] in first and len(set(first)) > 10
+    wrong = opened.execute_script(
+        "return [...document.images].filter((i) => i.src && !i.naturalWidth).length"
+    )
+    assert wrong == 0
+
+
+def test_a_picture_opens_its_victim_and_escape_leads_back(opened: Any) -> None:
+    opened.find_element("css selector", ".of-steps input[type=range]").send_keys("\ue011")
+    picture = opened.find_elements("css selector", ".of-steps td")[2]
+    picture.click()
+    (dialog,) = opened.find_elements("css selector", "dialog[open]")
+    assert dialog.get_attribute("id") == picture.get_attribute("data-opens")
+    assert dialog.find_element("css selector", "output").text == "start"  # as outside
+    names = [head.text for head in dialog.find_elements("css selector", "h4")]
+    assert names[0] == "non-private, naive: recovered" and len(names) == 20
+    before = shown(opened, "dialog[open]")
+    dialog.find_element("css selector", "input[type=range]").send_keys("\ue010")  # End
+    assert shown(opened, "dialog[open]") != before
+    assert dialog.find_elements("css selector", "svg polyline")
+    dialog.send_keys("\ue00c")  # Escape
+    assert not opened.find_elements("css selector", "dialog[open]")
+
+
+def test_victims_open_by_the_keyboard_alone(opened: Any) -> None:
+    button = opened.find_element("css selector", "button[data-opens]")
+    opened.execute_script("arguments[0].focus()", button)
+    button.send_keys("\ue007")  # Enter
+    (dialog,) = opened.find_elements("css selector", "dialog[open]")
+    inside = "return document.querySelector('dialog[open]').contains(document.activeElement)"
+    assert opened.execute_script(inside)
+    opened.switch_to.active_element.send_keys("\ue00c")
+    assert opened.execute_script("return document.activeElement") == button
+    button.send_keys("\ue007")
+    dialog.find_element("css selector", "form button").click()
+    assert not dialog.is_displayed()
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_an_open_victim_fits_the_screen(opened: Any, width: int) -> None:
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    opened.execute_script("document.querySelector('[data-opens]').click()")
+    opened.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    wide, room = opened.execute_script(
+        "const d = document.querySelector('dialog[open]'); return [d.scrollWidth, d.clientWidth]"
+    )
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert wide <= room <= width
+
+
 def test_links_lead_to_rows(opened: Any) -> None:
     opened.find_element("css selector", "ul.answer a").click()
     target = opened.execute_script("return document.querySelector(':target').innerText")
@@ -125,7 +198,7 @@ def test_nothing_is_cut_off(opened: Any, width: int) -> None:
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
     )
-    opened.execute_script("document.querySelector('details').open = true")
+    opened.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     wide = opened.execute_script("return document.documentElement.scrollWidth")
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert wide <= width

@@ -21,12 +21,16 @@ import markupsafe
 
 from leakbench import frames
 from leakbench.report import strips
+from leakbench.report.album import Album
 from leakbench.report.answer import answer
 from leakbench.report.content import CostEntry, Report
 from leakbench.report.pages import embedded, environment
 from leakbench.report.strips import strip_table
 from leakbench.report.tables import arrange, where_words
 from leakbench.report.words import Table, printable
+
+PAGE_BYTES = 4_500_000
+"""Of an HTML page without its tables: it must open on a phone, and go through a mail."""
 
 
 def to_json(report: Report) -> str:
@@ -112,6 +116,7 @@ def to_html(
     report: Report,
     gallery_png: bytes | None = None,
     figures: Mapping[str, bytes] = MappingProxyType({}),
+    album: Album | None = None,
 ) -> str:
     """One page that needs nothing from outside; pictures, PNG by their words, are embedded."""
     return (
@@ -124,6 +129,7 @@ def to_html(
             words=strips,
             gallery=None if gallery_png is None else embedded(gallery_png),
             figures={words: embedded(png) for words, png in figures.items()},
+            album=album or Album(),
             scripts=page_scripts(),
             reproduce=_reproduce(report),
         )

@@ -92,27 +92,33 @@ def best_step(record: Record | None, truth: Image, shelf: Shelf) -> Picture:
     return measured(image, truth, above=f"step {int(kept['snapshot_steps'][best])}\n")
 
 
+def dataset_of(cell: Cell, checksum: str) -> Any:
+    """The data that a cell attacked, `data.datasets.Dataset`: needs them, and so torch.
+
+    checksum: of the data that were attacked, "" where a run does not say.
+
+    Raises:
+        LeakbenchError: they are not here, or others are.
+    """
+    from leakbench.data import load
+
+    found = load(cell.source)
+    if checksum and found.checksum != checksum:
+        raise LeakbenchError("the data here are not those of the run")
+    return found
+
+
 class Candidates:
-    """Among whom a victim is named: needs the data set, and so torch."""
+    """Among whom a victim is named."""
 
     def __init__(self, cell: Cell, checksum: str, shelf: Shelf) -> None:
-        """checksum: of the data that were attacked, "" where a run does not say."""
+        """checksum: as in `dataset_of`."""
         self._shelf = shelf
         self._dataset: Any = None
-        from leakbench.data import load
-
         try:
-            found = load(cell.source)
+            self._dataset = dataset_of(cell, checksum)
         except LeakbenchError as error:
             shelf.warn(f"gallery: candidates of {cell.dataset} cannot be shown: {error}")
-            return
-        if checksum and found.checksum != checksum:
-            shelf.warn(
-                f"gallery: candidates of {cell.dataset} cannot be shown: the data here are not "
-                "those of the run"
-            )
-            return
-        self._dataset = found
 
     def nearest(self, record: Record | None, victim: Victim) -> Picture:
         """The candidate that is nearest to what was returned, clamped, where it is a wrong one."""

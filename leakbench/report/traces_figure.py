@@ -8,7 +8,7 @@ so far, which only who has the original knows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,13 +88,13 @@ def _trace(one: Outcome, kept: Arrays) -> Trace | None:
         if row < len(arrays.get("trace", ())):
             losses.append(np.asarray(arrays["trace"][row], dtype=np.float64))
         if row < len(arrays.get("clamped_lengths", ())):
-            errors.append(_descent(record, arrays, row))
+            errors.append(descent(record, arrays, row))
     if not any(map(len, losses)) and not errors:
         return None
     return Trace(label=one.label, loss=_stacked(losses), error=_stacked(errors))
 
 
-def _descent(record: Record, arrays: dict[str, NDArray[Any]], row: int) -> Floats:
+def descent(record: Record, arrays: Mapping[str, NDArray[Any]], row: int) -> Floats:
     """The smallest error so far after 0, 1, ... steps of a trial."""
     lengths = arrays["clamped_lengths"]
     first = int(lengths[:row].sum())

@@ -226,7 +226,7 @@ def _by_quantile(
     quantiles = {Pick.best: (0.0,), Pick.worst: (1.0,)}.get(how, plan.gallery.quantiles)
     found = []
     for quantile in quantiles:
-        chosen = pick(_of(reference, records), quantile)
+        chosen = pick(trials_of(reference, records), quantile)
         if chosen is not None:
             found.append((reference.cell, chosen, quantile_words(quantile)))
     return found
@@ -238,7 +238,7 @@ def _by_number(
     """In the order of the numbers, then of the networks; a trial of the first cell that has one."""
     first: dict[tuple[int, int], tuple[Cell, Record, str]] = {}
     for each in cells:
-        for record in _of(each, records):
+        for record in trials_of(each, records):
             if record["status"] in JUDGED:
                 first.setdefault((record["victim"], record["network"]), (each.cell, record, ""))
     return [
@@ -256,7 +256,7 @@ def _reference(
     wanted = (gallery.row, gallery.knowledge)
     ordered = sorted(cells, key=lambda each: (each.cell.row, each.cell.knowledge) != wanted)
     for each in ordered:
-        if pick(_of(each, records), 0.0) is None:
+        if pick(trials_of(each, records), 0.0) is None:
             continue
         if (each.cell.row, each.cell.knowledge) != wanted:
             shelf.warn(
@@ -273,10 +273,11 @@ def _nothing(cells: Sequence[PlannedCell]) -> str:
 
 
 def _any(cells: Sequence[PlannedCell], records: Mapping[Key, Record]) -> bool:
-    return any(pick(_of(each, records), 0.0) is not None for each in cells)
+    return any(pick(trials_of(each, records), 0.0) is not None for each in cells)
 
 
-def _of(planned: PlannedCell, records: Mapping[Key, Record]) -> list[Record]:
+def trials_of(planned: PlannedCell, records: Mapping[Key, Record]) -> list[Record]:
+    """The trials of a cell that have a record."""
     return [records[key] for key in planned.trials() if key in records]
 
 
@@ -286,7 +287,7 @@ def _alike(
     return {
         (each.cell.row, each.cell.knowledge): record
         for each in cells
-        for record in _of(each, records)
+        for record in trials_of(each, records)
         if (record["network"], record["victim"]) == (chosen["network"], chosen["victim"])
     }
 

@@ -48,7 +48,7 @@ function filter(table) {
   return field;
 }
 
-for (const table of document.querySelectorAll("table")) {
+for (const table of document.querySelectorAll(".scroll > table")) {
   if (table.classList.contains("sortable")) new Tablesort(table, { descending: true });
   const bar = document.createElement("div");
   bar.className = "bar";
@@ -56,4 +56,34 @@ for (const table of document.querySelectorAll("table")) {
     filter(table), copier("copy CSV", table, csv), copier("copy Markdown", table, markdown),
   );
   table.parentElement.before(bar);
+}
+
+// Victims: a slider shows the pictures of a step, a picture opens its victim.
+const pictures = JSON.parse(document.getElementById("pictures")?.textContent ?? "[]");
+
+function showStep(part) {
+  const slider = part.querySelector("input[type=range]");
+  const said = slider.dataset.words.split("|")[slider.value];
+  part.querySelector("output").value = said;
+  slider.setAttribute("aria-valuetext", said);
+  for (const image of part.querySelectorAll("img[data-frames]")) {
+    const frames = image.dataset.frames.split(" ");
+    const frame = frames[Math.min(slider.value, frames.length - 1)];
+    image.src = `data:image/webp;base64,${pictures[frame]}`;
+  }
+}
+
+function openVictim(victim) {
+  victim.querySelector("input[type=range]").value =
+    document.getElementById(victim.dataset.steps).value;
+  showStep(victim);
+  victim.showModal();
+}
+
+for (const part of document.querySelectorAll(".of-steps, dialog")) {
+  part.querySelector("input[type=range]").addEventListener("input", () => showStep(part));
+  if (part.tagName !== "DIALOG") showStep(part);
+}
+for (const opener of document.querySelectorAll("[data-opens]")) {
+  opener.addEventListener("click", () => openVictim(document.getElementById(opener.dataset.opens)));
 }
