@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 
-from leakbench import cli
+from leakbench.commands.application import app
 from leakbench.loading import load
 from leakbench.report.renderings import to_terminal
 
@@ -68,7 +68,7 @@ def test_every_decision_is_listed() -> None:
 
 def test_the_commands_are_listed() -> None:
     listed = re.findall(r"^    leakbench (\w+)", (DOCS / "commands.md").read_text("utf-8"), re.M)
-    group: Any = typer.main.get_command(cli.app)
+    group: Any = typer.main.get_command(app)
     assert set(listed) == set(group.commands)
 
 
