@@ -133,3 +133,6 @@ def test_files_have_the_width_and_fonts_of_print() -> None:
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # TrueType, inside the file
     with pytest.raises(LeakbenchError, match=r"'.png' or '.svg' or '.pdf', not as '.jpg'"):
         written(made, ".jpg")
+    for width in (3.4, 31.0, float("nan"), float("inf")):
+        with pytest.raises(LeakbenchError, match=r"is 3.5 to 30 inches wide, not "):
+            written(made, ".png", width=width)

@@ -23,10 +23,7 @@ def figure(
         Path | None, typer.Option(help="File to write, .png, .svg or .pdf; else RUN/KIND.png.")
     ] = None,
     width: Annotated[
-        float,
-        typer.Option(
-            min=3.5, max=30, help="Inches: both columns of a journal, or 3.5 for one of them."
-        ),
+        float, typer.Option(help="Inches: both columns of a journal, or 3.5 for one of them.")
     ] = 7.16,
 ) -> None:
     """Draw what a run found, as PNG, SVG or PDF, for a page or a column of a paper."""

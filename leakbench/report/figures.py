@@ -28,8 +28,8 @@ from leakbench.report.words import compact, printable
 SUFFIXES = (".png", ".svg", ".pdf")
 """Formats of a figure."""
 
-PAGE, NARROWEST = 7.16, 3.5
-"""Inches: both columns of a journal, and one."""
+PAGE, COLUMN, WIDEST = 7.16, 3.5, 30.0
+"""Inches: both columns of a journal, one, and more than anybody prints."""
 
 PRINT, SCREEN = 300, 160
 """Dots an inch of a PNG, in a file and in a page."""
@@ -100,11 +100,13 @@ def written(rows: Sequence[Row], suffix: str, *, width: float = PAGE, dpi: int =
     """Rows as a file of one of `SUFFIXES`; the same rows give the same bytes.
 
     Args:
-        rows: at least one. width: in inches. dpi: of a PNG.
+        rows: at least one. width: in inches, from `COLUMN` to `WIDEST`. dpi: of a PNG.
 
     Raises:
-        LeakbenchError: another suffix.
+        LeakbenchError: another suffix or width.
     """
+    if not COLUMN <= width <= WIDEST:
+        raise LeakbenchError(f"a figure is {COLUMN:g} to {WIDEST:g} inches wide, not {width:g}")
     if suffix not in SUFFIXES:
         allowed = " or ".join(f"'{each}'" for each in SUFFIXES)
         raise LeakbenchError(f"a figure is written as {allowed}, not as '{suffix}'")

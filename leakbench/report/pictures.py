@@ -67,7 +67,7 @@ class Drawn:
         """A figure as a file, so many inches wide.
 
         Raises:
-            LeakbenchError: a suffix that is none of `figures.SUFFIXES`, or nothing to draw.
+            LeakbenchError: a suffix or width that `figures.written` refuses, or nothing to draw.
         """
         return written(self.rows(kind), suffix, width=width, dpi=dpi)
 
