@@ -29,7 +29,7 @@ COVERED = (
     "leakbench.judging", "leakbench.metrics", "leakbench.records", "leakbench.report",
     "leakbench.record_types", "leakbench.trial_records",
     # They cannot change a number of who keeps to the contract.
-    "leakbench.errors", "leakbench.foreign", "leakbench.isolation",
+    "leakbench.errors", "leakbench.foreign", "leakbench.isolation", "leakbench.soundness",
 )  # fmt: skip
 """Modules, with all below them, whose code is no part of an identity."""
 

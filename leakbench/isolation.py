@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakbench.errors import LeakbenchError
+from leakbench.errors import PluginBroken
 from leakbench.foreign import without_exit
 from leakbench.plugin_files import one_line
 
@@ -141,6 +141,10 @@ def _set_numpy_state(state: tuple[Any, ...]) -> None:
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
+def _set_streams(streams: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = streams
+
+
 def _anomaly(asked: tuple[bool, bool]) -> None:
     torch.autograd.set_detect_anomaly(*asked)
 
@@ -242,7 +246,7 @@ SETTINGS = (
     Setting(name="handlers of signals", read=_handlers, write=_set_handlers, harms=False),
     Setting(
         name="filters of warnings",
-        read=lambda: list(warnings.filters),  # type: ignore[attr-defined]
+        read=lambda: list(warnings.filters),
         write=_set_filters, harms=False,
     ),
     Setting(
@@ -251,13 +255,13 @@ SETTINGS = (
     ),
     Setting(
         name="the standard streams", read=lambda: (sys.stdin, sys.stdout, sys.stderr),
-        write=lambda streams: [
-            setattr(sys, *pair) for pair in zip(("stdin", "stdout", "stderr"), streams, strict=True)
-        ],
-        harms=False,
+        write=_set_streams, harms=False,
     ),
 )  # fmt: skip
 """All that is put back, in the order in which it is."""
+
+HARMFUL = tuple(setting for setting in SETTINGS if setting.harms)
+"""Where all of them would take too long."""
 
 SETTLED: Mapping[str, Any] = {
     "torch's default dtype": torch.float32,
@@ -281,17 +285,18 @@ def _put_back(before: Sequence[tuple[Setting, Any]]) -> list[Setting]:
 
 
 @contextmanager
-def contained(who: str) -> Iterator[None]:
+def contained(who: str, settings: Sequence[Setting] = SETTINGS) -> Iterator[None]:
     """Run code of a plugin, and put back behind it what it has changed of the process.
 
     who: as an error names it, e.g. "attack 'mine'"; "" where whoever catches it does.
+    settings: to look after.
 
     Raises:
-        LeakbenchError: it has changed what decides numbers; or it has raised what is not an
+        PluginBroken: it has changed what decides numbers; or it has raised what is not an
             `Exception`, which is for the process and not for a plugin to say. Its own errors come
             through, and so does an interrupt by a signal.
     """
-    before = [(setting, setting.read()) for setting in SETTINGS]
+    before = [(setting, setting.read()) for setting in settings]
     failure: Exception | None = None
     changed: list[Setting] = []
     try:
@@ -307,7 +312,7 @@ def contained(who: str) -> Iterator[None]:
     if harmful:
         then = "" if failure is None else f", and then fails: {one_line(failure)}"
         place = f"{who}: " if who else ""
-        raise LeakbenchError(f"{place}changes {harmful[0]}{then}") from failure
+        raise PluginBroken(f"{place}changes {harmful[0]}{then}") from failure
 
 
 @contextmanager
@@ -338,7 +343,7 @@ def untouched(who: str, given: Given) -> Iterator[None]:
     who: as an error names it. What was changed is put back, whatever else happens.
 
     Raises:
-        LeakbenchError: something is not what it was, and nothing else was raised.
+        PluginBroken: something is not what it was, and nothing else was raised.
     """
     tables = [
         (what, thing, dict(thing))
@@ -356,17 +361,17 @@ def untouched(who: str, given: Given) -> Iterator[None]:
     try:
         yield
     finally:
-        for what, table, was in tables:
-            if table.keys() != was.keys() or any(table[name] is not was[name] for name in was):
+        for what, table, held in tables:
+            if table.keys() != held.keys() or any(table[name] is not held[name] for name in held):
                 table.clear()
-                table.update(was)
+                table.update(held)
                 found.append(what)
         for what, tensor, was in tensors:
             if not _same(tensor, was):
                 _overwrite(tensor, was)
                 found.append(what)
     if found:
-        raise LeakbenchError(f"{who}: changes {found[0]} it is given")
+        raise PluginBroken(f"{who}: changes {found[0]} it is given")
 
 
 def tensors_in(state: object) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -48,6 +49,7 @@ def check_kinds(plugin: object) -> None:
             raise LeakbenchError(f"{where}: {name} must be {said}, got {_shown(value)}")
 
 
+@functools.lru_cache(maxsize=512)
 def _allowed(plugin: type) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """(field, kinds) of the fields that can be checked."""
     try:

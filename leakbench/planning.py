@@ -6,7 +6,9 @@ and the machine's arithmetic. How results are judged is not in it.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,17 +16,21 @@ from typing import Any, cast
 import torch
 
 from leakbench import probe, registry
-from leakbench.contracts import Attack, Guarantee, LeakFacts, Setting, Weights, changes_nothing
-from leakbench.data import load
+from leakbench.contracts import Attack, Guarantee, LeakFacts, Model, Weights, changes_nothing
+from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
-from leakbench.errors import DataMissing, LeakbenchError
+from leakbench.errors import DataMissing, LeakbenchError, PluginBroken
 from leakbench.identity import TRAININGS, source_digest
+from leakbench.isolation import HARMFUL, contained, settled
+from leakbench.modules import fixed_of
 from leakbench.networks import build_defense, first_network, identity_of
 from leakbench.plugin_files import one_line
-from leakbench.spec import Cell, Plan, UtilityCell, canonical, observer_of
+from leakbench.soundness import promises, suits
+from leakbench.spec import Cell, Plan, UtilityCell, canonical
 from leakbench.trials import build_attack, check_cell, facts_of
-from leakbench.utility import check_training
+from leakbench.utility import check_training, material
+from leakbench.weights import digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +87,89 @@ def dependent_rows(plan: Plan, root: Path | None, device: str) -> dict[str, floa
 def plan_cells(plan: Plan, root: Path | None, platform: Platform | str) -> list[PlannedCell]:
     """Every cell of the plan with its identities, as code and data are now.
 
-    platform: where records were or will be made; a device stands for this process on it.
+    platform: where records were or will be made; a device stands for this process on it. Trials of
+    a plugin that is broken will say so.
+
+    Raises:
+        LeakbenchError: a cell that cannot start; plugins that are broken in every cell.
     """
+    cells, broken = cells_and_broken(plan, root, platform)
+    if broken and all(broken):
+        raise LeakbenchError(broken[0])
+    return cells
+
+
+def cells_and_broken(
+    plan: Plan, root: Path | None, platform: Platform | str
+) -> tuple[list[PlannedCell], list[str]]:
+    """The same, and of each cell why its plugins are broken, "" where they are not."""
     where = platform_of(platform) if isinstance(platform, str) else platform
-    return [_planned(plan, cell, root, where) for cell in plan.cells]
+    memory = _Memory()
+    with settled():
+        both = [_planned(plan, cell, root, where, memory) for cell in plan.cells]
+    return [cell for cell, _ in both], [broken for _, broken in both]
 
 
-def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> PlannedCell:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Networks:
+    """The networks of a cell: digests of their first weights; all weights of the last one."""
+
+    digests: tuple[str, ...]
+    weights: Weights
+
+
+class _Memory:
+    """What many cells of a plan share, so that it is computed once."""
+
+    def __init__(self) -> None:
+        self._sources: dict[tuple[str, ...], str] = {}
+        self._networks: tuple[str, _Networks] | None = None  # the last: weights may be large
+
+    def source(self, cell: Cell) -> str:
+        """Digest of the code behind a cell."""
+        names = (cell.model, cell.attack, cell.defense)
+        if names not in self._sources:
+            plugins = (
+                registry.find("models", cell.model),
+                registry.find("attacks", cell.attack),
+                *(registry.find("attacks", name) for name in _used(cell.attack)),
+                *registry.find_all("defenses", cell.defense),
+            )
+            paths = tuple(plugin.path for plugin in plugins if plugin.path)
+            self._sources[names] = source_digest(paths)
+        return self._sources[names]
+
+    def networks(self, cell: Cell, dataset: Dataset, count: int) -> _Networks:
+        """First weights of a cell."""
+        recipe = canonical(
+            [dataset.checksum, cell.dataset, cell.model, cell.model_parameters, cell.weights,
+             cell.seed, cell.dtype, count]
+        )  # fmt: skip
+        if self._networks is None or self._networks[0] != recipe:
+            digests = []
+            for number in range(count):
+                model, weights = first_network(cell, dataset, number)
+                digests.append(weights_digest(model, weights))
+            found = _Networks(digests=tuple(digests), weights=weights)
+            self._networks = (recipe, found)
+        return self._networks[1]
+
+
+def weights_digest(model: Model, weights: Weights) -> str:
+    """Of all that decides a network's gradients."""
+    return digest({**weights, **fixed_of(model)})
+
+
+def identity_with(spec: Mapping[str, Any], number: int, digest: str) -> str:
+    """As `networks.identity_of`, of weights with this digest."""
+    whole = {**spec, "network": number, "weights_digest": digest}
+    return hashlib.sha256(canonical(whole).encode()).hexdigest()
+
+
+def _planned(
+    plan: Plan, cell: Cell, root: Path | None, platform: Platform, memory: _Memory
+) -> tuple[PlannedCell, str]:
+    """A cell, and why its plugins are broken."""
     entry = look_up(cell.source)
     available = entry.sample_counts[0]
     if plan.victims * plan.networks > available:
@@ -109,7 +191,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
     try:
         dataset = load(cell.source, root)
     except DataMissing as error:
-        return PlannedCell(
+        skipped = PlannedCell(
             cell=cell,
             identities=tuple(f"no-data-{j}" for j in range(plan.networks)),
             victims=victims,
@@ -119,35 +201,34 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
             title=entry.title,
             classes=entry.classes,
         )
+        return skipped, ""
     try:
-        check_cell(cell, dataset, plan.networks)
+        with contained(f"defense '{cell.defense}'", HARMFUL):
+            check_cell(cell, dataset, plan.networks)
+    except PluginBroken:
+        pass  # its trials will say so
     except LeakbenchError as error:
         raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
-    plugins = (
-        registry.find("models", cell.model),
-        registry.find("attacks", cell.attack),
-        *(registry.find("attacks", name) for name in _used(cell.attack)),
-        *registry.find_all("defenses", cell.defense),
-    )
     spec = cell.spec() | {
         "data": dataset.checksum,
-        "source": source_digest(tuple(plugin.path for plugin in plugins if plugin.path)),
+        "source": memory.source(cell),
         **platform.facts(),
     }
     if platform.unit is not None:  # then who else is in the chunk decides bits
         spec["victims"] = plan.victims
-    identities = []
-    for number in range(plan.networks):
-        model, weights = first_network(cell, dataset, number)
-        identities.append(identity_of(spec, number, model, weights))
+    networks = memory.networks(cell, dataset, plan.networks)
+    weights = networks.weights
+    identities = [
+        identity_with(spec, number, digest) for number, digest in enumerate(networks.digests)
+    ]
     # Promises depend on shapes only: they are the same for every network.
-    guarantees = [_guarantee(cell, weights, round) for round in cell.rounds]
+    guarantees, broken = _guarantees(cell, weights)
     all_mu = [guarantee.mu for guarantee in guarantees]
     known = [mu for mu in all_mu if mu is not None]
     if len(guarantees) > 1 and any(guarantee.single_look for guarantee in guarantees):
         known = []
-    skip, budget = _suits(cell, facts_of(cell, dataset, weights))
-    return PlannedCell(
+    skip, budget, broken_too = _suits(cell, facts_of(cell, dataset, weights))
+    found = PlannedCell(
         cell=cell,
         identities=tuple(identities),
         victims=victims,
@@ -167,6 +248,7 @@ def _planned(plan: Plan, cell: Cell, root: Path | None, platform: Platform) -> P
             dataset.candidate_labels.tolist() if "labels" in cell.grants else (),
         ),
     )
+    return found, broken or broken_too
 
 
 def _used(attack: str) -> tuple[str, ...]:
@@ -177,34 +259,33 @@ def _used(attack: str) -> tuple[str, ...]:
         return ()
 
 
-def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int]:
-    """Why the attack skips such leaks, "" if it does not, and its budget."""
+def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int, str]:
+    """Why the attack skips such leaks, "" if it does not; its budget; why it is broken."""
+    name = f"attack '{cell.attack}'"
     try:
-        attack = build_attack(cell)
-        reason, budget = attack.skip(facts), attack.budget(facts)
-    except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
-        return "", 0
-    for method, found, kind in (("skip", reason, str), ("budget", budget, int)):
-        if type(found) is not kind:
-            words = {str: "a text", int: "a whole number"}[kind]
-            text = f"attack '{cell.attack}': {method}() must give {words}, got {found!r:.60}"
-            raise LeakbenchError(text)
-    return (f"{cell.attack}: {reason}", 0) if reason else ("", budget)
+        with contained(name, HARMFUL):
+            reason, budget = suits(build_attack(cell), cell.attack, facts)
+    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
+        return "", 0, _blamed(name, error)
+    return (f"{cell.attack}: {reason}", 0, "") if reason else ("", budget, "")
 
 
-def _guarantee(cell: Cell, weights: Weights, round: int) -> Guarantee:
+def _guarantees(cell: Cell, weights: Weights) -> tuple[list[Guarantee], str]:
+    """What the defense promises in each look; why it is broken."""
+    name = f"defense '{cell.defense}'"
     try:
-        setting = Setting(
-            batch_size=cell.batch_size,
-            local_steps=cell.steps_seen,
-            examples=cell.batch_size * cell.steps_seen,  # all that one gradient is made of
-            rounds=cell.iterations,
-            round=round,
-        )
-        observer = observer_of(cell.leak_type, cell.leak_view)
-        return build_defense(cell).guarantee(observer, weights, setting)
+        with contained(name, HARMFUL):
+            return promises(build_defense(cell), cell, weights), ""
     except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
-        return Guarantee(level="none", reason=f"the plugin failed: {one_line(error)}")
+        broken = _blamed(name, error)
+        reason = f"the plugin failed: {broken}"
+        return [Guarantee(level="none", reason=reason) for _ in cell.rounds], broken
+
+
+def _blamed(name: str, error: Exception) -> str:
+    """An error that names its plugin."""
+    text = one_line(error)
+    return text if text.startswith(name) else f"{name}: {text}"
 
 
 def _describe(guarantee: Guarantee) -> str:
@@ -233,14 +314,23 @@ def plan_trainings(
 def _planned_training(
     plan: Plan, cell: UtilityCell, root: Path | None, platform: Platform
 ) -> PlannedTraining:
+    broken = False
     try:
-        data = check_training(cell, root, plan.utility_networks)
+        undefended = _undefended(cell)
+    except Exception:  # noqa: BLE001  a plugin may fail in any way: its trainings will say so
+        broken, undefended = True, False
+    try:
+        data = (
+            material(cell.source, root)
+            if broken
+            else check_training(cell, root, plan.utility_networks)
+        )
     except DataMissing as error:
         return PlannedTraining(
             cell=cell,
             identities=tuple(f"no-data-{j}" for j in range(plan.utility_networks)),
             skip=f"no data: {error}",
-            undefended=changes_nothing(build_defense(cell)),
+            undefended=undefended,
             title=look_up(cell.source).title,
         )
     except LeakbenchError as error:
@@ -260,6 +350,11 @@ def _planned_training(
         cell=cell,
         identities=tuple(identities),
         skip="",
-        undefended=changes_nothing(build_defense(cell)),
+        undefended=undefended,
         title=inputs.title,
     )
+
+
+def _undefended(cell: UtilityCell) -> bool:
+    with contained(f"defense '{cell.defense}'"):
+        return changes_nothing(build_defense(cell))

@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from leakbench.errors import LeakbenchError, PluginBroken, unknown_name
 from leakbench.plugin_files import Plugin, broken, locate, one_line, scan
@@ -90,12 +90,41 @@ def load(kind: Kind, name: str) -> type:
         from leakbench.chain import chain_of  # needs torch, and this module
 
         return chain_of([load(kind, part) for part in name.split(JOINT)])
+    known, folders = _LOADED.get((kind, name)), _folders(kind)
+    if known is not None and known.folders == folders and known.is_imported():
+        return known.found
     plugin = find(kind, name)
     try:
-        return cast(type, getattr(_imported(plugin.module), plugin.attribute))
+        found = cast(type, getattr(_imported(plugin.module), plugin.attribute))
+        _LOADED[kind, name] = _Loaded(found, sys.modules[plugin.module], folders)
+        return found
     except Exception as error:  # foreign code may fail in any way; the text names it
         text = f"{kind[:-1]} '{name}' ({plugin.origin}): import failed: {one_line(error)}"
         raise PluginBroken(text) from error
+
+
+class _Loaded(NamedTuple):
+    """A class that was imported from a module, when the folders of plugins were these."""
+
+    found: type
+    module: ModuleType
+    folders: tuple[object, ...]
+
+    def is_imported(self) -> bool:
+        """Whether an import would find the same module."""
+        return sys.modules.get(self.module.__name__) is self.module
+
+
+_LOADED: dict[tuple[Kind, str], _Loaded] = {}
+"""By kind and name: a suite of many rows asks for the same ones over and over."""
+
+
+def _folders(kind: Kind) -> tuple[object, ...]:
+    """Where plugins are looked for, each with the time at which a file came or went."""
+    built_in = importlib.import_module(f"leakbench.{kind}").__path__
+    own = [str(Path(name) / kind) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+    places = [*built_in, *own]
+    return *places, *(os.stat(place).st_mtime_ns for place in places if os.path.isdir(place))
 
 
 _SPOILING: dict[str, tuple[ModuleType | None, str]] = {}

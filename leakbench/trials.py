@@ -46,6 +46,7 @@ from leakbench.pretraining import accuracy, pretrain
 from leakbench.priors import GaussianPrior
 from leakbench.sampling import partition
 from leakbench.simulation import Simulator
+from leakbench.soundness import promises, suits
 from leakbench.spec import Cell, canonical
 from leakbench.streams import NoiseStreams, VictimStreams, generator, opaque
 from leakbench.training import Batch, public_gradients
@@ -109,7 +110,13 @@ def check_cell(cell: Cell, dataset: Dataset, networks: int) -> None:
         defense = build_defense(cell)
     except Exception:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
         return
-    if not cell.example_view and defense.row_size(cell.batch_size) == 1 and model.mixes_examples:
+    try:
+        size = defense.row_size(cell.batch_size)
+    except LeakbenchError:
+        raise
+    except Exception:  # noqa: BLE001  the same
+        return
+    if not cell.example_view and size == 1 and model.mixes_examples:
         raise LeakbenchError(
             f"defense '{cell.defense}': works on single examples, which model '{cell.model}' "
             "mixes; use GroupNorm, or a defense of whole batches"
@@ -241,6 +248,7 @@ def run_chunk(chunk: Chunk) -> ChunkResult:
     name = f"attack '{first.attack}'"
     with contained(name):
         attack = build_attack(first)
+        suits(attack, first.attack, leak.facts)
     streams = VictimStreams(
         0,
         tuple(opaque(first.seed, first.dataset, chunk.network, v) for _, v in chunk.trials),
@@ -317,6 +325,7 @@ def _leak(
         name = f"defense '{cell.defense}'"
         with contained(name):
             defense = build_defense(cell)
+            promises(defense, cell, attacked.weights)
             when = looks(cell, dataset, attacked, defense, chunk.network)
         own = [chunk.trials[row][1] for row in rows]
         for number, look in enumerate(when):

@@ -187,14 +187,20 @@ def account(
 
 def _chance(option: str, text: str) -> float:
     """A chance as typed."""
+    above, _, below = text.replace(" ", "").partition("/")
     try:
-        chance = float(Fraction(text.replace(" ", "")))
-    except (ValueError, ZeroDivisionError):
+        # A fraction of numbers with exponents would be made digit by digit: 1e999999999.
+        chance = float(Fraction(int(above), int(below))) if below else float(above)
+    except (ValueError, ZeroDivisionError, OverflowError):
         chance = math.nan
+    if chance == 0 and any(digit in above.lower().partition("e")[0] for digit in "123456789"):
+        chance = math.nan  # too small for a float, and no 0
     positive = option == "--prior"  # without a chance nobody is ever right
     if not 0 <= chance <= 1 or (positive and chance == 0):
         example = "1/1000) above 0 and at most 1" if positive else "256/60000) from 0 to 1"
-        raise LeakbenchError(f"{option} must be a number or a fraction ({example}, got {text!r}")
+        raise LeakbenchError(
+            f"{option} must be a number or a fraction ({example}, got {text!r:.60}"
+        )
     return chance
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,10 +37,21 @@ def expanded(
     return out
 
 
+MOST_ROWS = 10_000
+"""Of one grid of defenses."""
+
+
 def defense_rows(entry: Document, file: str) -> list[Document]:
-    """A row of every combination of the parameters that are lists, the last changing fastest."""
+    """A row of every combination of the parameters that are lists, the last changing fastest.
+
+    Raises:
+        LeakbenchError: an unknown parameter in a template; more rows than `MOST_ROWS`.
+    """
     parameters = entry.get("parameters", {})
     lists = {k: v if isinstance(v, list) else [v] for k, v in parameters.items()}
+    if (count := math.prod(map(len, lists.values()))) > MOST_ROWS:
+        text = f"its lists make {count:,} rows; allowed: at most {MOST_ROWS:,}"
+        raise LeakbenchError(f"{file}, defense '{entry['id']}', key parameters: {text}")
     found = []
     for values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))

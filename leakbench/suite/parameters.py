@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -112,7 +113,7 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
         _require_plain(name, parameters[name], where)
     try:
         with without_exit(where):
-            plugin = TypeAdapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
+            plugin = _adapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
             values = {name: getattr(plugin, name) for name in fields}
     except ValidationError as error:
         raise LeakbenchError(f"{where}: {explain(error)}") from None
@@ -125,6 +126,12 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
     except (TypeError, ValueError) as error:  # a default that records cannot hold, inf say
         raise LeakbenchError(f"{where}: parameters cannot be written down: {error}") from None
     return values
+
+
+@functools.lru_cache(maxsize=512)
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """A suite of many rows asks for the same plugins over and over."""
+    return TypeAdapter(kind)
 
 
 def _require_plain(name: str, value: object, where: str) -> None:

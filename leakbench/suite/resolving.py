@@ -108,7 +108,9 @@ def resolve(
         utility=utility,
         utility_networks=asked.chosen.utility.networks,
         printed_utility=(
-            printed_numbers(as_published, rows_of(as_published), utility) if as_published else {}
+            printed_numbers(as_published, rows_of(as_published), utility)
+            if as_published and published.printed_utility
+            else {}
         ),
         provenance=(
             *(
@@ -152,7 +154,9 @@ def _printed(
     published: Request | None, asked: Request, cells: Sequence[Cell]
 ) -> dict[tuple[str, str], Printed]:
     """Printed numbers of the rows that run as the suite file has them, steps apart."""
-    if published is None or _paper_rules(published.suite) != _paper_rules(asked.suite):
+    if published is None or not published.suite.printed:
+        return {}
+    if _paper_rules(published.suite) != _paper_rules(asked.suite):
         return {}
     known = _cells(published, variants_of(published), rows_of(published))
     as_printed = {_compared(cell) for cell in known}

@@ -34,7 +34,13 @@ from leakbench.spec import (
     row_name,
 )
 
-Positive = Annotated[int, Field(gt=0)]
+MOST = 10**6
+"""Of what a suite counts: a loop over more would not end."""
+
+MOST_NETWORKS = 1000
+"""Each is made, and its examples are shared out, when a run is planned."""
+
+Positive = Annotated[int, Field(gt=0, le=MOST)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -155,7 +161,7 @@ class LeakTable(TomlTable):
 
     type: Literal[0, 1, 2] = 2
     view: Literal["example", "batch", "raw"] | None = None
-    at: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] = "first"
+    at: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0, lt=MOST)] = "first"
     observations: Annotated[int, Field(gt=0, le=1000)] = 1
     over: Literal["noise", "rounds"] = "noise"
 
@@ -286,7 +292,7 @@ class PrintedTable(TomlTable):
         return Printed(**self.model_dump())
 
 
-Rates = Annotated[list[PositiveNumber], AfterValidator(_is_sweep)]
+Rates = Annotated[list[PositiveNumber], Field(max_length=100), AfterValidator(_is_sweep)]
 """Learning rates to train with, all different; none: the training's own."""
 
 
@@ -393,7 +399,7 @@ class NoteTable(TomlTable):
 class GalleryTable(TomlTable):
     """[gallery] victims are those at these MSE quantiles of a reference cell, best first."""
 
-    quantiles: Annotated[list[Fraction], Field(min_length=1)] = [0.5]
+    quantiles: Annotated[list[Fraction], Field(min_length=1, max_length=100)] = [0.5]
     defense: str = "none"
     variant: str = ""
     knowledge: Knowledge = "naive"
@@ -410,7 +416,7 @@ class UtilityProfileTable(TomlTable):
     in place of the suite's and of every variant's.
     """
 
-    networks: Annotated[int, Field(ge=0)] = 1
+    networks: Annotated[int, Field(ge=0, le=MOST_NETWORKS)] = 1
     variants: Annotated[list[str], Field(min_length=1)] | None = None
     datasets: Annotated[list[str], Field(min_length=1)] | None = None
     iterations: Whole | None = None
@@ -425,12 +431,12 @@ class ProfileTable(TomlTable):
     all by default.
     """
 
-    networks: Positive = 1
+    networks: Annotated[int, Field(gt=0, le=MOST_NETWORKS)] = 1
     victims: Positive = 1
     datasets: Annotated[list[str], Field(min_length=1)] | None = None
     parameters: dict[str, Scalar] = {}
     variants: dict[Identifier, dict[str, Scalar]] = {}
-    snapshots: list[Annotated[int, Field(ge=1)]] = []
+    snapshots: list[Positive] = []
     utility: UtilityProfileTable = UtilityProfileTable()
 
 
