@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -88,12 +88,16 @@ class Run:
         """Last sound record of every trial; see `contents`."""
         return self.contents().records
 
+    def damaged_manifests(self) -> list[Path]:
+        """Files of manifests that cannot be believed."""
+        return [path for path in self.manifests() if _manifest(path) is None]
+
     def damage(self, contents: Contents) -> str:
         """A sentence on what is damaged in the records and manifests, "" if nothing is."""
         parts = []
         if contents.damaged:
             parts.append(f"{damage_words(contents.damaged)}, left out as if not run")
-        names = [path.name for path in self.manifests() if _manifest(path) is None]
+        names = [path.name for path in self.damaged_manifests()]
         if names:
             parts.append(f"damaged in manifests/ and not read: {', '.join(names)}")
         if not parts:
@@ -185,6 +189,30 @@ class Run:
         if problem := trial_arrays.problem(found):
             raise LeakbenchError(f"{path}: {problem}")
         return found
+
+    def left_behind(self) -> list[Path]:
+        """Files that a killed writer left: half-written ones, and arrays that no line mentions.
+
+        Only files with names that leakbench gives.
+        """
+        mentioned = {
+            name.decode()
+            for path in self.folder.glob("records*.jsonl")
+            for name in re.findall(_ARRAYS.pattern.encode(), path.read_bytes())
+        }
+        left = [
+            path
+            for path in (self.folder / "reconstructions").glob("*")
+            if _ARRAYS.fullmatch(path.name.removeprefix(".").removesuffix(".part"))
+            and path.name not in mentioned
+        ]
+        left += [
+            path
+            for path in (self.folder / "manifests").glob(".*.json.part")
+            if _MANIFEST.fullmatch(path.name[1:].removesuffix(".json.part"))
+        ]
+        left += self.folder.glob(f".{self.path.name}.part")
+        return sorted(path for path in left if path.is_file())
 
     def writing(self) -> Writer:
         """Take the lock; LeakbenchError if another process writes here or the folder cannot be."""
@@ -302,13 +330,7 @@ class Writer:
         repairs = [f"a torn last line of {self.torn} bytes was cut off"] if tail else []
         damaged = tuple(each for each in found.damaged if each.line <= len(lines))
         if damaged:
-            numbers = {each.line for each in damaged}
-            with open(self.run.folder / "records.damaged", "ab") as aside:
-                aside.write(b"".join(lines[number - 1] + b"\n" for number in sorted(numbers)))
-                aside.flush()
-                os.fsync(aside.fileno())
-            sound = [line for number, line in enumerate(lines, start=1) if number not in numbers]
-            self._replace(self.run.path, b"".join(line + b"\n" for line in sound))
+            self._set_aside(lines, {each.line for each in damaged})
             repairs.append(
                 f"{damage_words(damaged)} set aside in records.damaged; `leakbench run` does these "
                 "trials again"
@@ -319,39 +341,39 @@ class Writer:
                 os.fsync(file.fileno())
         return repairs
 
+    def _set_aside(self, lines: Sequence[bytes], numbers: Collection[int]) -> None:
+        """Move these of the records' lines, numbered from 1, into a file of their own."""
+        with open(self.run.folder / "records.damaged", "ab") as aside:
+            aside.write(b"".join(lines[number - 1] + b"\n" for number in sorted(numbers)))
+            aside.flush()
+            os.fsync(aside.fileno())
+        left = (line for number, line in enumerate(lines, start=1) if number not in numbers)
+        self._replace(self.run.path, b"".join(line + b"\n" for line in left))
+
+    def forget(self, trials: Collection[Key]) -> None:
+        """Set all lines of these trials aside, as if they were damaged; to be called before any
+        `append`."""
+        *lines, _ = self.run.path.read_bytes().split(b"\n")
+        numbers = {
+            number
+            for number, line in enumerate(lines, start=1)
+            if key(record_lines.decode(line)) in trials
+        }
+        self._set_aside(lines, numbers)
+        os.close(self._file)  # the one that was replaced
+        self._file = os.open(self.run.path, os.O_RDWR | os.O_APPEND)
+
     def _mend_manifests(self) -> list[str]:
         """Set damaged manifests aside, so that nobody stumbles over them again."""
         repairs = []
-        for path in self.run.manifests():
-            if _manifest(path) is None:
-                path.rename(path.with_name(f"{path.name}.damaged"))
-                repairs.append(f"manifests/{path.name} is damaged and was set aside")
+        for path in self.run.damaged_manifests():
+            path.rename(path.with_name(f"{path.name}.damaged"))
+            repairs.append(f"manifests/{path.name} is damaged and was set aside")
         return repairs
 
     def _sweep(self) -> list[str]:
-        """Remove what a killed writer left: half-written files, and arrays that no line mentions.
-
-        Only files with names that leakbench gives.
-        """
-        folder = self.run.folder
-        mentioned = {
-            name.decode()
-            for path in folder.glob("records*.jsonl")
-            for name in re.findall(_ARRAYS.pattern.encode(), path.read_bytes())
-        }
-        left = [
-            path
-            for path in (folder / "reconstructions").iterdir()
-            if _ARRAYS.fullmatch(path.name.removeprefix(".").removesuffix(".part"))
-            and path.name not in mentioned
-        ]
-        left += [
-            path
-            for path in (folder / "manifests").glob(".*.json.part")
-            if _MANIFEST.fullmatch(path.name[1:].removesuffix(".json.part"))
-        ]
-        left += folder.glob(f".{self.run.path.name}.part")
-        left = [path for path in left if path.is_file()]
+        """Remove what a killed writer left; nobody else writes here now."""
+        left = self.run.left_behind()
         for path in left:
             path.unlink()
         if not left:

@@ -68,7 +68,13 @@ def outdated(cell: PlannedCell, judge: Judge, records: Mapping[Key, Record]) -> 
 def _rejudged(
     run: Run, file: str, digest: str, records: Sequence[Record], dataset: Dataset, judge: Judge
 ) -> list[Record]:
-    arrays = run.arrays(file, digest)
+    try:
+        arrays = run.arrays(file, digest)
+    except LeakbenchError as error:
+        raise LeakbenchError(
+            f"{error}; `leakbench verify {run.folder} --arrays --forget` lets `leakbench run` "
+            "attack these trials again"
+        ) from None
     rows = [record["host"]["arrays"]["row"] for record in records]
     begins = all("start_image" in record["baselines"] for record in records)
     of = [record["victim"] for record in records]

@@ -22,6 +22,7 @@ from leakbench.commands import (
     queue,
     report,
     run,
+    verify,
 )
 
 app = typer.Typer(
@@ -58,7 +59,8 @@ app.add_typer(data_app, name="data")
 app.command("list")(about.list_command)
 for command in (
     demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
-    report.report, report.gallery, report.rescore, report.export, figure.figure, compare.compare,
+    report.report, report.gallery, report.rescore, report.export, verify.verify, figure.figure,
+    compare.compare,
     leaderboard.pack, leaderboard.score, leaderboard.board, account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)
