@@ -31,15 +31,11 @@ def verify(
     store = existing(run)
     found = wrong_with(store, arrays=arrays)
     if not found:
-        images = (
-            "lines, manifests and images" if arrays else "lines and manifests; images are there"
-        )
-        print(f"{store.folder}: whole: {images}")
+        read = "all images" if arrays else "no image: --arrays reads them as well"
+        print(f"{store.folder}: whole; read were all lines and manifests, and {read}")
         return
-    print_columns(
-        ("where", "trials", "what is wrong"),
-        [(each.place, each.about, each.what) for each in found],
-    )
+    rows = [(each.place, each.about, each.what) for each in found]
+    print_columns(("where", "trials", "what is wrong"), rows)
     lost = {trial for each in found for trial in each.trials}
     if forget and lost:
         with store.writing() as writer:
@@ -48,7 +44,5 @@ def verify(
                 say(repair)
         say(f"{len(lost)} trials set aside: `leakbench run` attacks them again")
     elif lost:
-        say(
-            f"{len(lost)} trials have lost their images: --forget lets `leakbench run` attack again"
-        )
+        say(f"{len(lost)} trials lost their images: with --forget `leakbench run` makes new ones")
     raise typer.Exit(1)
