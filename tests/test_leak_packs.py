@@ -143,6 +143,44 @@ def test_the_checksum_commits_to_the_answers(game: Path, tmp_path: Path) -> None
         scoring.score(game / "submission", tmp_path / "other.npz")
 
 
+def test_rows_of_tables_are_packed_with_what_their_columns_mean(tmp_path: Path) -> None:
+    text = SUITE.read_text(encoding="utf-8").replace("mnist", "breast_cancer")
+    (tmp_path / "table.toml").write_text(text, encoding="utf-8")
+    plan = resolve(str(tmp_path / "table.toml"), "quick")
+    making.make(plan, tmp_path / "pack", tmp_path / "answers.npz")
+    opened = packs.read(tmp_path / "pack")
+    assert opened.pack.leaks[0].features == load("breast_cancer").features
+    leaks.submit(
+        opened, registry.load("attacks", "analytic")(), tmp_path / "own", name="a", method="m"
+    )
+    score = scoring.score(tmp_path / "own", tmp_path / "answers.npz")
+    assert score.rows[0].rates["strict"].value == 1.0
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_updates_are_replayed_as_they_were_made(tmp_path: Path, looks: int) -> None:
+    """Three local steps of a clipped training, seen at the server; one look, and two."""
+    text = SUITE.read_text(encoding="utf-8")
+    federated = '[training]\nmode = "federated"\nlocal_steps = 3\nlearning_rate = 0.2'
+    text = text.replace("[training]", federated)
+    text = text.replace("[attack]", f"[leak]\ntype = 1\nobservations = {looks}\n\n[attack]")
+    text = text.replace('"analytic"', '"cpl"').replace(
+        "noise_multiplier = 1.0", "noise_multiplier = 0.0"
+    )
+    (tmp_path / "updates.toml").write_text(text.replace("victims = 3", "victims = 24"))
+    plan = resolve(str(tmp_path / "updates.toml"), "quick")
+    making.make(plan, tmp_path / "pack", tmp_path / "answers.npz")
+    opened, answers = packs.read(tmp_path / "pack"), truth(tmp_path)
+    for leak in opened.pack.leaks:
+        assert (leak.shape[:2], leak.local_steps, leak.learning_rate) == ((2, 12), 3, 0.2)
+        assert len(leak.looks) == looks
+        inputs = torch.from_numpy(answers[f"inputs/{leak.id}"])
+        labels = torch.from_numpy(answers[f"labels/{leak.id}"])
+        for seen in leaks.leak_of(opened, leak).observations:
+            replayed = seen.simulate(inputs, labels, torch.arange(2))
+            torch.testing.assert_close(replayed.flatten(), seen.gradients.flatten())
+
+
 @pytest.mark.parametrize("name", ["cnn2", "cnn2_relu", "convnet", "bn_lenet5", "mlp"])
 def test_layers_are_the_network(name: str) -> None:
     shape = (1, 28, 28)

@@ -67,6 +67,7 @@ def leak_of(opened: OpenPack, packed: PackedLeak, knowledge: Knowledge = "adapti
         classes=packed.classes,
         noise_std=_noise(packed, observations[0].gradients) if knowledge == "adaptive" else None,
         granted=_granted(opened, packed, observations[0].dtype),
+        features=packed.features,
     )
 
 

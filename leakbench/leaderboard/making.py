@@ -84,12 +84,14 @@ def make(
 
 
 def _leaks_of(plan: Plan) -> list[tuple[Cell, tuple[Grant, ...]]]:
-    """Cells that leak something different, with what attackers are granted of it; a list that holds
-    the victims is no part of the game."""
+    """Cells that leak something different, with what attackers are granted of it.
+
+    Those who are given a list that holds the victims play another game.
+    """
     found: dict[str, tuple[Cell, tuple[Grant, ...]]] = {}
     for cell in plan.cells:
-        grants = tuple(grant for grant in cell.grants if grant != "candidates")
-        found.setdefault(canonical([cell.leak_spec(), grants]), (cell, grants))
+        if "candidates" not in cell.grants:
+            found.setdefault(canonical([cell.leak_spec(), cell.grants]), (cell, cell.grants))
     return list(found.values())
 
 
@@ -172,6 +174,7 @@ class _Packing:
                     for place, (own, round) in enumerate(zip(ids, cell.rounds, strict=True))
                 ),
                 defense=self._protection(cell, leak),
+                features=dataset.features,
             )
         )  # fmt: skip
         own = cell.own

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leakbench.data.features import Feature
 from leakbench.errors import LeakbenchError
 from leakbench.leaderboard.files import Arrays, checksum, read_json
 from leakbench.plain import from_json
@@ -119,6 +120,7 @@ class PackedLeak:
         type, view: where it was read, see docs/threat-model.md. rounds: planned ones.
         labels: whether the array "labels/ID" (n, B) is granted.
         public: id of the array "public/PUBLIC" (m, *input_shape); "" where none is granted.
+        features: what the columns of a row of a table mean; () for images.
     """
 
     id: str
@@ -140,6 +142,7 @@ class PackedLeak:
     public: str
     looks: tuple[LookAt, ...]
     defense: Protection
+    features: tuple[Feature, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -171,7 +171,8 @@ def _defense(entry: DefenseEntry, dp: bool) -> tuple[Cell, ...]:
 
 
 def _place(place: int | None, equal: str) -> Cell:
-    return _number(place, DASH if place is None else f"{place} (of {equal})")
+    """A place, and among whom."""
+    return _number(place, DASH if place is None else f"{place}, at {equal}")
 
 
 def to_html(board: Board) -> str:
