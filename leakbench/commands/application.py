@@ -18,6 +18,7 @@ from leakbench.commands import (
     demo,
     figure,
     leaderboard,
+    merge,
     panel,
     queue,
     report,
@@ -60,7 +61,7 @@ app.command("list")(about.list_command)
 for command in (
     demo.demo, audit.audit, run.run, queue.queue, run.cloak, panel.panel, run.validate,
     report.report, report.gallery, report.rescore, report.export, verify.verify, figure.figure,
-    compare.compare,
+    compare.compare, merge.merge,
     leaderboard.pack, leaderboard.score, leaderboard.board, account.account, about.doctor,
 ):  # fmt: skip
     app.command()(command)
