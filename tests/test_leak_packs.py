@@ -232,8 +232,11 @@ def test_the_example_of_the_documentation_recovers_what_is_not_defended(game: Pa
         for victim in row.victims:
             image = answers[f"inputs/{victim.leak}"][victim.place, 0].astype(np.float64)
             guess = given[f"inputs/{victim.leak}"][victim.place, 0].clip(0, 1).astype(np.float64)
-            wanted = peak_signal_noise_ratio(image, guess, data_range=1.0)
-            assert victim.psnr == pytest.approx(wanted, rel=1e-4)
+            if (image == guess).all():  # whole bytes do come back to the last bit
+                assert victim.psnr is None
+            else:
+                wanted = peak_signal_noise_ratio(image, guess, data_range=1.0)
+                assert victim.psnr == pytest.approx(wanted, rel=1e-4)
             assert victim.mse == pytest.approx(((image - guess) ** 2).mean(), rel=1e-3)
         assert row.networks == row.answered == 2 and row.inputs == 6
     open_row = score.rows[0]
