@@ -24,7 +24,7 @@ from leakbench.statistics import Interval, mean_interval
 if TYPE_CHECKING:
     import pandas
 
-    from leakbench.report.drawing import Picture, Sheet
+    from leakbench.report.drawing import Picture, Row, Sheet
 
 METRICS = ("mse_clamped", "ssim", "psnr", "labels_found")
 """Numbers of a trial that are compared beside its successes."""
@@ -115,8 +115,7 @@ class Compared:
         """
         from leakbench.report.drawing import Column, blocks_of, sheet_of
 
-        strict = next((rule.name for rule in _rules(self.runs) if rule.judged.needs_recovery), None)
-        shown = [each for each in self.flips if each.what == strict] or list(self.flips)
+        shown = self.telling()
         if not shown:
             raise LeakbenchError(
                 f"{self.runs[0].name}, {self.runs[1].name}: no victim flips, so there is nothing "
@@ -130,14 +129,26 @@ class Compared:
                 for name, detail in zip(names, ("before", "after"), strict=True)
             ),
         ]
-        rows = list(self._rows(shown[:most]))
+        rows = list(self.pictured(shown[:most]))
         legend = [
             f"Victims that flip, {len(shown)} in all; the first {len(rows)}.",
             "Blue frame: success. Under each picture: raw MSE / SSIM, clamped to [0, 1].",
         ]
         return sheet_of(blocks_of(columns, rows), legend)
 
-    def _rows(self, flips: Sequence[Flip]) -> Iterator[Any]:
+    def telling(self) -> list[Flip]:
+        """Flips by the strict rule; where there are none, all."""
+        strict = next((rule.name for rule in _rules(self.runs) if rule.judged.needs_recovery), None)
+        return [each for each in self.flips if each.what == strict] or list(self.flips)
+
+    def page(self) -> str:
+        """All of it as one HTML page that needs nothing from outside."""
+        from leakbench.report import compare_page
+
+        return compare_page.to_html(self)
+
+    def pictured(self, flips: Sequence[Flip]) -> Iterator[Row]:
+        """A row a flip: original, before, after."""
         from leakbench.report.drawing import Picture, Row
         from leakbench.report.shots import shown
         from leakbench.report.victims import Shelf

@@ -174,6 +174,7 @@ def pictured_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             snapshot_steps=steps, snapshots=np.stack(nearer).astype(np.float32),
             trace=np.geomspace(10, 1e-6, 30)[None].repeat(len(records), axis=0),
             clamped_lengths=np.full(len(records), 2), clamped_steps=np.tile([0, 5], len(records)),
+            clamped_evaluations=np.tile([0, 90], len(records)),
             clamped_errors=np.tile([0.25, 1e-4], len(records)),
         )  # fmt: skip
     return folder

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from leakbench.comparing import compare
 from leakbench.loading import load
+from leakbench.records import Run, encode
 
 webdriver = pytest.importorskip("selenium.webdriver")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -215,3 +217,34 @@ def test_a_dark_screen_gets_a_dark_page(opened: Any) -> None:
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     channels = [json.loads(f"[{colour[4:-1]}]") for colour in (light, dark)]
     assert min(channels[0]) > 200 and max(channels[1]) < 60
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_two_runs_stand_side_by_side(
+    browser: Any, pictured_run: Path, tmp_path: Path, width: int
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(pictured_run, folder)
+    run = Run.existing(folder)
+    records = [
+        record | ({"mse_clamped": 0.5, "rank": 9} if record["victim"] % 2 else {})
+        for record in run.records().values()
+    ]
+    run.packed.unlink()
+    run.path.write_bytes(b"".join(map(encode, records)))
+    path = tmp_path / "two.html"
+    path.write_text(compare(pictured_run, folder).page(), encoding="utf-8")
+    browser.get(path.as_uri())
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    first = rows(browser)[0]
+    shown = browser.execute_script(
+        "return [...document.querySelectorAll('.pair img')].filter((i) => i.naturalWidth).length"
+    )
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert wide <= width and shown == 3 * 24
+    assert first[0] == "non-private" and first[1][:4] == "1.00" and first[2][:4] == "0.50"
+    assert browser.get_log("browser") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import leakbench as lb
 from leakbench.errors import LeakbenchError
 from leakbench.loading import LoadedRun
 from leakbench.records import Run, encode
+from leakbench.report import strips
+from leakbench.report.answer import answer
 from leakbench.report.drawing import Sheet
 from leakbench.statistics import mean_interval
 
@@ -207,3 +210,44 @@ def test_runs_that_differ_in_their_attack_are_paired(runs: Path) -> None:
     assert compared.only == ("only in short: mnist/dp/naive/cpl",)
     with pytest.raises(LeakbenchError, match=r"no cell of one run .* long has cifar10/none/naive"):
         lb.compare(runs / "short", changed(dataset="cifar10"))
+
+
+def test_two_runs_on_one_page(runs: Path, leakbench: Callable[..., Any]) -> None:
+    """Every rate of both strips, every difference and flip is there, and pictures as data."""
+    compared = lb.compare(runs / "short", runs / "long")
+    done = leakbench("compare", runs / "short", runs / "long", "--out", runs / "two.html")
+    page = (runs / "two.html").read_text()
+    assert done.code == 0 and page == compared.page()
+    cells = re.findall(r'<td class="rate[^>]*>([^<]*)<small>([^<]*)</small></td>', page)
+    wanted = []
+    before, after = (answer(run.content()) for run in compared.runs)
+    for one, other in zip(before.strips[0].rows, after.strips[0].rows, strict=True):
+        for name in before.strips[0].headers:
+            for step in (one.step(name), other.step(name)):
+                if step is not None:
+                    wanted.append((strips.step_words(step), strips.interval_of(step)))
+    assert cells == wanted and wanted
+    differences, flips = (
+        re.findall("<tr", page[page.index(f'id="{first}"') : page.index(f'id="{then}"')])
+        for first, then in (("differences", "flips"), ("flips", "runs"))
+    )
+    assert len(differences) == 1 + len(compared.differences)
+    assert len(flips) == 1 + len(compared.flips)
+    assert page.count('src="data:image/webp;base64,') == 3 * len(compared.telling())
+
+
+def test_a_page_of_runs_without_pictures_says_so(runs: Path, tmp_path: Path) -> None:
+    for name in ("short", "long"):
+        shutil.copytree(runs / name, tmp_path / name)
+    shutil.rmtree(tmp_path / "long" / "reconstructions")
+    page = lb.compare(tmp_path / "short", tmp_path / "long").page()
+    assert "Pictures are not here" in page and 'src="data:' not in page
+
+
+def test_hostile_names_of_runs_stay_words(runs: Path, tmp_path: Path) -> None:
+    evil = '<script>x<script>" onload="x'
+    shutil.copytree(runs / "short", tmp_path / evil)
+    page = lb.compare(tmp_path / evil, runs / "long").page()
+    tame = lb.compare(runs / "short", runs / "long").page()
+    tags = [re.findall(r"<([a-z0-9]+)[ >]", text) for text in (page, tame)]
+    assert tags[0] == tags[1] and "&lt;script&gt;" in page

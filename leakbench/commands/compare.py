@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leakbench.commands.options import RunArgument
-from leakbench.commands.output import end_of_reading, print_columns, print_json, say
+from leakbench.commands.output import end_of_reading, print_columns, print_json, say, write
 from leakbench.errors import LeakbenchError
 
 
@@ -16,6 +16,7 @@ def compare(
     before: RunArgument,
     after: RunArgument,
     json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    out: Annotated[Path | None, typer.Option(help="HTML page to write: all of it.")] = None,
     gallery: Annotated[
         Path | None, typer.Option(help="PNG to write: victims that flip, before and after.")
     ] = None,
@@ -68,6 +69,9 @@ def compare(
             )  # fmt: skip
         for line in found.only:
             say(line)
+    if out is not None:
+        write(out, found.page())
+        say(f"page: {out}")
     if gallery is not None:
         try:
             gallery.write_bytes(found.gallery().png())

@@ -22,13 +22,13 @@ from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record, Run
 from leakbench.report.album import HEIGHT, WIDTH, Album, Attempt, Neighbour, Section, Shown
-from leakbench.report.drawing import Image
+from leakbench.report.drawing import SIDE, Image
 from leakbench.report.gallery import frame_rule
 from leakbench.report.kinds import Pick
 from leakbench.report.measured import LabelledRule
 from leakbench.report.shots import dataset_of, shown, under
 from leakbench.report.traces_figure import descent
-from leakbench.report.victims import Shelf, choose, trials_of
+from leakbench.report.victims import Shelf, choose, drawable, trials_of
 from leakbench.report.words import compact, printable
 from leakbench.spec import JUDGED, Plan
 
@@ -111,10 +111,12 @@ class Pictures:
         self._encoded: dict[int, str] = {}
 
     def add(self, image: Image) -> int:
-        """Its number. image: (channels, height, width) or a row of a table; clamped to [0, 1],
-        what is not a number becomes middle gray."""
+        """Its number. image: (1 or 3, height, width) or a row of a table; clamped to [0, 1], what
+        is not a number becomes middle gray; of a large one every second (third, ...) pixel."""
         stack = shown(np.asarray(image, dtype=np.float32))
         assert stack is not None
+        stride = -(-max(stack.shape[1:]) // SIDE)
+        stack = stack[:, ::stride, ::stride]
         unit = np.clip(np.nan_to_num(stack, nan=0.5, posinf=1.0, neginf=0.0), 0.0, 1.0)
         pixels = np.round(unit * 255).astype(np.uint8)
         key = pixels.shape, pixels.tobytes()
@@ -226,25 +228,30 @@ class _Draft:
 
     def _read(self, run: Run, wanted: Sequence[Place]) -> Iterator[Shown]:
         """These victims, in this order, those without an original left out; file by file."""
-        files: dict[str, list[tuple[Place, tuple[str, str, str], Record]]] = {}
+        files: dict[tuple[str, str], list[tuple[Place, tuple[str, str, str], Record]]] = {}
         for place in wanted:
             for who, record in self.trials[place].items():
                 arrays = (record.get("host") or {}).get("arrays")
                 if arrays is not None:
-                    files.setdefault(str(arrays["file"]), []).append((place, who, record))
+                    file = arrays["file"], arrays.get("digest", "")
+                    files.setdefault(file, []).append((place, who, record))
         attempts: dict[Place, dict[tuple[str, str, str], Attempt]] = {}
         originals: dict[Place, tuple[int, int, str]] = {}
         missing = 0
-        for name, members in files.items():
+        for file, members in files.items():
             try:
-                arrays = run.arrays(name)
+                arrays = run.arrays(*file)
             except LeakbenchError:
                 missing += 1
                 continue
-            rough = self._neighbours.rough(arrays.get("inputs"))
+            if not {"truth", "inputs", "start", "mean_image", "class_names"} <= arrays.keys():
+                continue  # of an older leakbench
+            if not drawable(arrays["mean_image"]):
+                continue
+            rough = self._neighbours.rough(arrays["inputs"])
             for place, who, record in members:
                 row = int(record["host"]["arrays"]["row"])
-                if "truth" not in arrays or row >= len(arrays["inputs"]):
+                if row >= len(arrays["inputs"]):
                     continue
                 if place not in originals:
                     originals[place] = (
@@ -487,10 +494,10 @@ class _Neighbours:
         self._flat = self._candidates.reshape(len(self._candidates), -1)
         self._squares = np.square(self._flat).sum(axis=1)
 
-    def rough(self, images: NDArray[Any] | None) -> NDArray[np.float32] | None:
+    def rough(self, images: NDArray[Any]) -> NDArray[np.float32] | None:
         """(n, N) squared distances of n images, clamped, from all candidates, each row but for a
-        constant and for rounding: to single out a few. None without images or candidates."""
-        if self._candidates is None or images is None:
+        constant and for rounding: to single out a few. None without such candidates."""
+        if self._candidates is None or images.shape[1:] != self._candidates.shape[1:]:
             return None
         flat = np.nan_to_num(images, nan=0.0).clip(0.0, 1.0).reshape(len(images), -1)
         found: NDArray[np.float32] = self._squares - 2 * (flat.astype(np.float32) @ self._flat.T)

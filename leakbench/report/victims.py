@@ -140,6 +140,13 @@ MOST_SIDE = 2**14
 """Pixels; a file of arrays may promise more than can be drawn."""
 
 
+def drawable(image: NDArray[Any]) -> bool:
+    """Whether it is a picture of 1 or 3 channels, or a row of a table, that is not too large."""
+    if image.ndim not in (1, 3) or (image.ndim == 3 and image.shape[0] not in (1, 3)):
+        return False
+    return bool(max(image.shape) <= MOST_SIDE)
+
+
 class Shelf:
     """Pictures from the files of a run; each file is read once.
 
@@ -158,7 +165,7 @@ class Shelf:
         found = self.entry(record, field)
         if found is None:
             return None
-        if (found.ndim == 3 and found.shape[0] not in (1, 3)) or max(found.shape) > MOST_SIDE:
+        if not drawable(found):
             file = record["host"]["arrays"]["file"]
             self.warn(
                 f"gallery: {file}: '{field}' of shape {found.shape} cannot be drawn; pictures have "
