@@ -3,9 +3,9 @@
     pip install breaching        (the extra `breaching`)
     python benchmarks/breaching_pack.py DIR [--steps N] [--lr R] [--total-variation W] ...
 
-breaching's users and servers are left out: its attacker is handed what the pack holds. Both begin
-at N(0, 1) and take the same steps; of breaching's noise the seed is the victim's place. Prints
-every victim and the medians.
+breaching's users and servers are left out: its attacker is handed what the pack holds, and, where
+there is one restart, where ours begins; else it draws its own N(0, 1). Prints every victim and the
+medians.
 """
 
 from __future__ import annotations
@@ -28,9 +28,18 @@ SUITE = Path(__file__).with_suffix(".toml")
 
 
 def reconstructed(
-    opened: packs.OpenPack, steps: int, lr: float, total_variation: float, restarts: int
+    opened: packs.OpenPack,
+    starts: dict[str, torch.Tensor],
+    *,
+    steps: int,
+    lr: float,
+    total_variation: float,
+    restarts: int,
 ) -> dict[str, np.ndarray]:
-    """What breaching's "inverting gradients" returns for every leak, (n, 1, *input shape)."""
+    """What breaching's "inverting gradients" returns for every leak, (n, 1, *input shape).
+
+    starts: id of a leak -> (n, 1, *input shape).
+    """
     import breaching
 
     config = breaching.get_attack_config(
@@ -71,7 +80,8 @@ def reconstructed(
                     "local_hyperparams": None,
                 },
             }
-            answer, _ = attacker.reconstruct([payload], [seen], {})
+            begin = starts[leak.id][victim] if restarts == 1 else None
+            answer, _ = attacker.reconstruct([payload], [seen], {}, initial_data=begin)
             answers.append(answer["data"].numpy())
         found[leak.id] = np.stack(answers)
     return found
@@ -125,7 +135,10 @@ def compare(
         knowledge="naive",
     )  # fmt: skip
     begun = time.perf_counter()
-    inputs = reconstructed(opened, steps, lr, total_variation, restarts)
+    inputs = reconstructed(
+        opened, leaks.starts(opened, ours, "naive"),
+        steps=steps, lr=lr, total_variation=total_variation, restarts=restarts,
+    )  # fmt: skip
     submissions.write(
         place / "breaching",
         submissions.Submission(

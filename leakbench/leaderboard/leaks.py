@@ -160,8 +160,7 @@ def play(
         if reason:
             skipped[packed.id] = reason
             continue
-        keys = tuple(opaque(seed, packed.id, row) for row in range(leak.n))
-        result = attack.reconstruct(leak, VictimStreams(0, keys), _unwatched)
+        result = attack.reconstruct(leak, _streams(packed, seed), _unwatched)
         check_answer(result, leak, attack.name)
         # A reconstruction that has left the finite numbers is none: its start stands for it.
         start = result.start_inputs.detach()
@@ -177,6 +176,24 @@ def play(
         evaluations=sum(spent) / len(spent),
         seconds=time.perf_counter() - begun,
     )
+
+
+def starts(
+    opened: OpenPack, attack: Attack, knowledge: Knowledge = "adaptive", seed: int = 0
+) -> dict[str, Tensor]:
+    """Where `play` begins on every leak, by its id (n, B, *input shape): for another tool to begin
+    there, too. Without those of which the attack has no start."""
+    found = {}
+    for packed in opened.pack.leaks:
+        start = attack.start(leak_of(opened, packed, knowledge), _streams(packed, seed))
+        if start is not None:
+            found[packed.id] = start.detach()
+    return found
+
+
+def _streams(packed: PackedLeak, seed: int) -> VictimStreams:
+    """An attack's random numbers for a leak."""
+    return VictimStreams(0, tuple(opaque(seed, packed.id, row) for row in range(packed.victims)))
 
 
 def submit(
