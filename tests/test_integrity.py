@@ -343,6 +343,17 @@ def test_pictures_of_two_channels_are_left_out_with_a_sentence(run: Run) -> None
     everything_of(run.folder)
 
 
+@pytest.mark.parametrize("name", ["inputs", "start", "mean_image", "class_names", "victims"])
+def test_arrays_that_are_not_there_are_a_sentence(run: Run, name: str) -> None:
+    without_digests(run)
+    path = array_of(run)
+    arrays = run.arrays(path.name)
+    del arrays[name]
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    everything_of(run.folder)
+
+
 @pytest.mark.parametrize(
     "place",
     [5, [], {"file": 5, "row": 0}, {"file": "a.npz"}, {"file": "a.npz", "row": -1},
