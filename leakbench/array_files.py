@@ -29,6 +29,9 @@ DAMAGE = (
 MOST_BYTES = 2**31
 """Of a file, and of what all its arrays unpack to; the largest files of the suites have a tenth."""
 
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What numpy writes. Others unpack a piece of the file as a whole, however large that gets."""
+
 _HEADER = 2**16  # bytes that are read to find the header of an array; numpy writes 128
 
 
@@ -83,8 +86,7 @@ def _check_sizes(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> No
     if whole > MOST_BYTES:
         raise _TooLarge(f"unpacks to {whole} bytes; at most {MOST_BYTES} are allowed")
     for each in members:
-        # Others unpack a piece as a whole, however large it gets.
-        if each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        if each.compress_type not in PACKINGS:
             raise ValueError(f"'{each.filename}' is packed in another way than numpy packs arrays")
         with archive.open(each) as member:
             beginning = io.BytesIO(member.read(min(_HEADER, each.file_size)))

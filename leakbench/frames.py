@@ -27,7 +27,9 @@ def frame(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     for name in table.columns:
         column = table[name]
         present = column.dropna()
-        whole = len(present) < len(column) and set(map(type, present)) == {int}
+        whole = 0 < len(present) < len(column) and all(
+            type(value) is int and -(2**63) <= value < 2**63 for value in present
+        )
         table[name] = column.astype("Int64") if whole else column.infer_objects()
     return table
 

@@ -374,7 +374,12 @@ def judged_record(attacked: Mapping[str, Any], judged: Mapping[str, Any]) -> dic
     others = [name for name in attacked["flags"] if name not in BLAMES]
     blamed = [judged["blamed"]] if judged["blamed"] else []
     said = {name: value for name, value in judged.items() if name != "blamed"}
-    return {**attacked, **said, "flags": sorted([*others, *blamed], key=FLAGS.index)}
+    return {**attacked, **said, "flags": sorted([*others, *blamed], key=_place_of_flag)}
+
+
+def _place_of_flag(name: str) -> int:
+    """In the order of records; those of another leakbench come last."""
+    return FLAGS.index(name) if name in FLAGS else len(FLAGS)
 
 
 def plain(value: float) -> float | None:

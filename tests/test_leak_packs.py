@@ -333,6 +333,12 @@ def bomb(folder: Path) -> None:
         archive.writestr("inputs/leak0.npy", content)
 
 
+def packed_otherwise(folder: Path) -> None:
+    """By a method whose pieces unpack as a whole: a few bytes become gigabytes."""
+    with zipfile.ZipFile(folder / "reconstructions.npz", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("inputs/leak0.npy", bytes(2**20))
+
+
 def torn(folder: Path) -> None:
     path = folder / "reconstructions.npz"
     path.write_bytes(path.read_bytes()[:-100])
@@ -362,6 +368,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "labels": (with_array("labels/leak0", np.full((3, 1), 10)), "a label outside 0 to 9"),
     "soft": (with_array("labels/leak0", np.zeros((3, 1))), "float64; allowed: whole numbers"),
     "bomb": (bomb, "unpacks to"),
+    "packed otherwise": (packed_otherwise, "is packed in another way"),
     "torn": (torn, "cannot be read"),
     "twice": (twice, "is there twice"),
     "none": (lambda folder: (folder / "reconstructions.npz").unlink(), "cannot be read"),

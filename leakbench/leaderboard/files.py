@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from leakbench.array_files import PACKINGS
 from leakbench.errors import LeakbenchError
 
 MOST_JSON = 2**24
@@ -83,6 +84,8 @@ class Arrays:
             raise self._error(f"{where}: no .npy member; allowed: what numpy.savez writes")
         if name in self.headers:
             raise self._error(f"{where}: is there twice")
+        if info.compress_type not in PACKINGS:
+            raise self._error(f"{where}: is packed in another way than numpy packs arrays")
         with archive.open(info) as member:
             header, start = _header(member)
         if header.dtype.kind not in "fiu":

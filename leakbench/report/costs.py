@@ -172,7 +172,7 @@ def _entry(trained: _Trained, plain: _Trained | None) -> CostEntry:
 
 def _ceiling(recorded: Mapping[str, Any] | None) -> float | None:
     """Of naming the right one of `NAMED_AMONG` by the final model, from the recorded releases."""
-    if not recorded or recorded["epsilon"] is None:
+    if not recorded or recorded.get("epsilon") is None:
         return None
     events = tuple(PrivacyEvent(**event) for event in recorded["events"])
     # The last digits are the processor's; rounded up it still is a ceiling.
