@@ -95,15 +95,15 @@ def _rejudged(
         for descents in (unpacked(kind, arrays) if followed else [] for kind in ("raw", "clamped"))
     )
     judged = judge.judge(
-        torch.from_numpy(arrays["inputs"][rows]),
+        _images(arrays, "inputs", rows),
         victims,
-        torch.from_numpy(arrays["start"][rows]) if begins else None,
+        _images(arrays, "start", rows) if begins else None,
         raw,
         clamped,
         [record["blame"] for record in records],
     )
     found = []
-    answers = {name: torch.from_numpy(arrays[member_array(name)][rows]) for name in members}
+    answers = {name: _images(arrays, member_array(name), rows) for name in members}
     measured = numbers_of(answers, victims, judge.data_root)
     for record, said, own in zip(records, judged, measured, strict=True):
         if own:
@@ -114,6 +114,10 @@ def _rejudged(
     return found
 
 
+def _images(arrays: Mapping[str, np.ndarray], name: str, rows: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(arrays[name][list(rows)], dtype=np.float32))
+
+
 def _wrong(
     arrays: Mapping[str, np.ndarray],
     rows: Sequence[int],
@@ -122,7 +126,8 @@ def _wrong(
     begins: bool,
     members: Sequence[str],
 ) -> str:
-    """Why the arrays of a file are not those of these victims in these rows; "" if they may be."""
+    """Why the arrays of a file, which go together, are not those of these victims in these rows; ""
+    if they may be."""
     last = max(rows)
     images = ["inputs", *(["start"] if begins else []), *map(member_array, members)]
     kinds = ("raw", "clamped") if "raw_lengths" in arrays else ()
@@ -134,17 +139,9 @@ def _wrong(
             return f"has no array '{name}'"
     for name in images:
         found = arrays[name].shape
-        if len(found) != 1 + len(shape) or found[1:] != shape or found[0] <= last:
+        if found[1:] != shape or found[0] <= last:
             return f"array '{name}' has shape {found}; asked for is row {last} of {shape} each"
     known = arrays["victims"]
-    if known.ndim != 1 or len(known) <= last or known[list(rows)].tolist() != list(victims):
+    if len(known) <= last or known[list(rows)].tolist() != list(victims):
         return "array 'victims' has other victims"
-    for kind in kinds:
-        lengths = arrays[f"{kind}_lengths"]
-        if lengths.ndim != 1 or len(lengths) <= last:
-            return f"array '{kind}_lengths' has shape {lengths.shape}; asked for is row {last}"
-        for name in ("steps", "evaluations", "errors"):
-            found = arrays[f"{kind}_{name}"].shape
-            if found != (lengths.sum(),):
-                return f"array '{kind}_{name}' has shape {found}; allowed: ({lengths.sum()},)"
     return ""

@@ -150,19 +150,28 @@ def test_without_its_reconstructions_a_run_cannot_be_judged_again(
     assert command("report", str(finished))[0] == 0
 
 
+def forget_digests(folder: Path) -> None:
+    """As in an older run, whose files of arrays can be exchanged."""
+    records = Run(folder).records()
+    for record in records.values():
+        record["host"]["arrays"]["digest"] = ""
+    (folder / "records.jsonl").write_bytes(b"".join(map(encode, records.values())))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("inputs", lambda array: array[:1], r"'inputs' has shape \(1, 1, 28, 28\)"),
-        ("inputs", lambda array: array[..., 1:], r"'inputs' has shape \(4, 1, 28, 27\)"),
+        ("inputs", lambda array: array[:1], "arrays of different numbers of trials"),
+        ("inputs", lambda array: array[..., 1:], r"images of shape \(1, 28, 28\), others of"),
         ("start", None, "has no array 'start'"),
-        ("raw_lengths", lambda array: array[:2], r"'raw_lengths' has shape \(2,\)"),
-        ("clamped_errors", lambda array: array[1:], "'clamped_errors' has shape"),
+        ("raw_lengths", lambda array: array[:2], "arrays of different numbers of trials"),
+        ("clamped_errors", lambda array: array[1:], "'clamped_errors' has not as many entries"),
     ],
 )
 def test_arrays_that_are_not_those_of_the_records_are_one_sentence(
     finished: Path, tmp_path: Path, name: str, change: Any, words: str
 ) -> None:
+    forget_digests(finished)
     for path in (finished / "reconstructions").glob("*.npz"):
         arrays = Run(finished).arrays(path.name)
         changed = arrays.pop(name)
@@ -423,6 +432,7 @@ def test_a_run_made_before_manifests_held_the_plan_is_reported(tmp_path: Path) -
 
 
 def test_arrays_of_other_victims_are_refused(finished: Path, tmp_path: Path) -> None:
+    forget_digests(finished)
     for path in (finished / "reconstructions").iterdir():
         with np.load(path) as archive:
             arrays = dict(archive)

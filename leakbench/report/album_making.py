@@ -35,8 +35,6 @@ from leakbench.spec import JUDGED, Plan
 MOST_VICTIMS = 24
 """Of a data set: to look through more files would take minutes."""
 
-_SHOWN = {"inputs", "start", "mean_image", "class_names"}
-
 NEAREST = 2
 """Wrong candidates that are shown beside a reconstruction."""
 
