@@ -9,6 +9,7 @@ import sys
 import threading
 
 from leakbench.errors import LeakbenchError
+from leakbench.printable import printable
 from leakbench.stopping import Stop, Stopped
 
 
@@ -67,7 +68,7 @@ def _code_of_command() -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201  this is the command line
+    print(printable(text), file=sys.stderr)  # noqa: T201  this is the command line
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from leakbench.printable import printable
+
 if TYPE_CHECKING:
     import pandas
 
@@ -54,10 +56,10 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _inert(value: Any) -> Any:
-    """Text that no spreadsheet computes; a bare carriage return would end its line."""
+    """Text that no spreadsheet computes, on one line and as it is shown."""
     if not isinstance(value, str):
         return value
-    text = value.replace("\r", " ")
+    text = printable(value)
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
 
 

@@ -306,13 +306,17 @@ def contained(who: str, settings: Sequence[Setting] = SETTINGS) -> Iterator[None
         failure = error
     finally:
         changed = _put_back(before)
-    harmful = [setting.name for setting in changed if setting.harms]
-    if failure is not None and (not harmful or isinstance(failure, torch.OutOfMemoryError)):
+    _tell(who, [setting.name for setting in changed if setting.harms], failure)
+
+
+def _tell(who: str, changed: Sequence[str], failure: Exception | None) -> None:
+    """Raise what a plugin has done: changed something, failed, or failed because of it."""
+    if failure is not None and (not changed or isinstance(failure, torch.OutOfMemoryError)):
         raise failure
-    if harmful:
+    if changed:
         then = "" if failure is None else f", and then fails: {one_line(failure)}"
         place = f"{who}: " if who else ""
-        raise PluginBroken(f"{place}changes {harmful[0]}{then}") from failure
+        raise PluginBroken(f"{place}changes {changed[0]}{then}") from failure
 
 
 @contextmanager
@@ -343,7 +347,7 @@ def untouched(who: str, given: Given) -> Iterator[None]:
     who: as an error names it. What was changed is put back, whatever else happens.
 
     Raises:
-        PluginBroken: something is not what it was, and nothing else was raised.
+        PluginBroken: something is not what it was. Else the plugin's own errors come through.
     """
     tables = [
         (what, thing, dict(thing))
@@ -357,9 +361,12 @@ def untouched(who: str, given: Given) -> Iterator[None]:
         for thing in things
         for tensor in ([thing] if isinstance(thing, Tensor) else thing.values())
     ]
+    failure: Exception | None = None
     found: list[str] = []
     try:
         yield
+    except Exception as error:  # noqa: BLE001  it comes through, below
+        failure = error
     finally:
         for what, table, held in tables:
             if table.keys() != held.keys() or any(table[name] is not held[name] for name in held):
@@ -370,8 +377,7 @@ def untouched(who: str, given: Given) -> Iterator[None]:
             if not _same(tensor, was):
                 _overwrite(tensor, was)
                 found.append(what)
-    if found:
-        raise PluginBroken(f"{who}: changes {found[0]} it is given")
+    _tell(who, [f"{what} it is given" for what in found], failure)
 
 
 def tensors_in(state: object) -> list[Tensor]:

@@ -41,7 +41,8 @@ def check_kinds(plugin: object) -> None:
     Raises:
         LeakbenchError: naming plugin, field, and what is allowed.
     """
-    for name, allowed in _allowed(type(plugin)):
+    kind: Any = type(plugin)  # hashable, as all classes are
+    for name, allowed in _allowed(kind):
         value = getattr(plugin, name)
         if not any(_is_one(value, kind) for kind in allowed):
             said = " or ".join(_words(kind) for kind in allowed)

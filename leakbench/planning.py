@@ -252,11 +252,13 @@ def _planned(
 
 
 def _used(attack: str) -> tuple[str, ...]:
-    """Other attacks that it runs; () where it cannot be loaded, as its trials will say."""
+    """Other attacks that it runs, as far as it says so in earnest: its trials will say the rest."""
+    known = {plugin.name for plugin in registry.discover("attacks") if plugin.status == "ok"}
     try:
-        return cast(type[Attack], registry.load("attacks", attack)).uses
+        named = cast(type[Attack], registry.load("attacks", attack)).uses
     except LeakbenchError:
         return ()
+    return tuple(name for name in named if name in known) if isinstance(named, tuple) else ()
 
 
 def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int, str]:

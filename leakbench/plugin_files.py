@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from leakbench.errors import LeakbenchError
+from leakbench.printable import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +72,13 @@ def broken(name: str, origin: str, module: str, reason: str, path: Path | None =
 
 
 def one_line(error: BaseException) -> str:
-    """Type and text of an error on one line, without control characters or lone surrogates; of our
-    own errors the text."""
+    """Type and text of an error, of our own the text only, on one line as `printable` shows it."""
     try:
         said = str(error)
     except Exception as failed:  # noqa: BLE001  a plugin's own exception may fail at this, too
         said = f"its text cannot be read ({type(failed).__name__})"
     whole = said if isinstance(error, LeakbenchError) else f"{type(error).__name__}: {said}"
-    text = whole.encode("utf-8", "backslashreplace").decode()
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join(printable(whole.encode("utf-8", "backslashreplace").decode()).split())
 
 
 def locate(module: str) -> Path | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from leakbench import registry
 from leakbench.contracts import Attack, Defense, Guarantee, LeakFacts, Setting, Weights
-from leakbench.errors import PluginBroken
+from leakbench.errors import LeakbenchError, PluginBroken
 from leakbench.spec import Cell, observer_of
 
 
@@ -18,6 +19,11 @@ def suits(attack: Attack, name: str, facts: LeakFacts) -> tuple[str, int]:
         if type(names) is not tuple or not all(isinstance(one, str) for one in names):
             text = f"{attribute} must be a tuple of names, got {names!r:.60}"
             raise PluginBroken(f"attack '{name}': {text}")
+    try:
+        for other in attack.uses:
+            registry.find("attacks", other)
+    except LeakbenchError as error:
+        raise PluginBroken(f"attack '{name}': uses: {error}") from None
     reason, budget = attack.skip(facts), attack.budget(facts)
     for method, found, kind in (("skip", reason, str), ("budget", budget, int)):
         if type(found) is not kind:
@@ -44,7 +50,7 @@ def promises(defense: Defense, cell: Cell, weights: Weights) -> list[Guarantee]:
             round=round,
         )
         copies = {name: value.clone() for name, value in weights.items()}
-        promise = defense.guarantee(observer, copies, setting)
+        promise: object = defense.guarantee(observer, copies, setting)
         if not isinstance(promise, Guarantee):
             text = f"guarantee() must give a Guarantee, got {promise!r:.60}"
             raise PluginBroken(f"defense '{cell.defense}': {text}")

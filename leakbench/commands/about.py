@@ -11,7 +11,7 @@ import typer
 
 from leakbench import arithmetic
 from leakbench.commands.options import PluginsOption
-from leakbench.commands.output import print_json
+from leakbench.commands.output import print_json, show
 from leakbench.errors import LeakbenchError
 from leakbench.registry import add_folders
 
@@ -48,7 +48,7 @@ def list_command(
             print(f"{name}:")
             for row in rows:
                 notes = row.get("reason") or row.get("summary", "")
-                print(
+                show(
                     f"  {row['name']:<18} {row['status']:<16} {row['origin']:<28} {notes}".rstrip()
                 )
     if check and any(row["status"] == "broken" for rows in listed.values() for row in rows):
@@ -140,7 +140,7 @@ def doctor() -> None:
         digits = probe.Shape(model="cnn2", input_shape=(1, 28, 28), classes=10, device=device)
         print(f"rows        {_rows_mean(digits, probe.rows(digits))}")
     print(f"lpips       {lpips.availability(data_root())}")
-    print(f"data root   {data_root() or 'none (LEAKBENCH_DATA is not set)'}")
+    show(f"data root   {data_root() or 'none (LEAKBENCH_DATA is not set)'}")
     for row in describe():
         missing = f"; get it: {row['how_to_get']}" if row["status"] == "missing" else ""
         print(f"  {row['name']:<14} {row['status']}{missing}")
@@ -153,7 +153,7 @@ def doctor() -> None:
     for kind in ("attacks", "defenses"):
         print(f"{kind:<11} {len(registry.discover(kind))}; contracts: leakbench list --check")
     for kind, plugin in broken:
-        print(f"broken {kind[:-1]} '{plugin.name}' ({plugin.origin}): {plugin.reason}")
+        show(f"broken {kind[:-1]} '{plugin.name}' ({plugin.origin}): {plugin.reason}")
     raise typer.Exit(1 if broken else 0)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leakbench.commands.output import print_json, say
+from leakbench.commands.output import print_json, say, show
 
 
 def list_command(
@@ -20,10 +20,10 @@ def list_command(
         print_json(describe())
         return
     for row in describe():
-        print(f"{row['name']:<14} {row['status']:<16} {row['where']}")
-        print(f"{'':<14} {row['title']}; licence: {row['licence']}")
+        show(f"{row['name']:<14} {row['status']:<16} {row['where']}")
+        show(f"{'':<14} {row['title']}; licence: {row['licence']}")
         if row["status"] == "missing":
-            print(f"{'':<14} get it: {row['how_to_get']}")
+            show(f"{'':<14} get it: {row['how_to_get']}")
 
 
 def prepare_command(
@@ -36,5 +36,5 @@ def prepare_command(
     """Download, check and lay out data sets; then set LEAKBENCH_DATA=DEST."""
     from leakbench.data.prepare import prepare
 
-    prepare(dest, names or (), source=source, report=print)
+    prepare(dest, names or (), source=source, report=show)
     say(f"done; now set LEAKBENCH_DATA={dest}")

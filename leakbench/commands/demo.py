@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leakbench.commands.output import print_columns, say
+from leakbench.commands.output import print_columns, say, show
 from leakbench.commands.running import plan_of, processes, showing_progress
 from leakbench.errors import LeakbenchError
 
@@ -109,7 +109,8 @@ def attack(plan: Plan, path: Path, workers: int) -> None:
         ("row", "attacker", "MSE", "exact", "named among 1,000"),
         [(row.title, shot.attacker, *shot.words) for row in rows for shot in row.shots],
     )
-    print(f"\npicture: {path}")
+    print()
+    show(f"picture: {path}")
 
 
 def shown(plan: Plan) -> Plan:

@@ -11,11 +11,17 @@ from typing import Any
 import typer
 
 from leakbench.errors import LeakbenchError
+from leakbench.printable import printable
 
 
 def say(text: str) -> None:
-    """Tell the user; stdout stays for what was asked for."""
-    print(text, file=sys.stderr)
+    """Tell the user, in one line; stdout stays for what was asked for."""
+    print(printable(text), file=sys.stderr)
+
+
+def show(text: str) -> None:
+    """Print a line of what was asked for."""
+    print(printable(text), flush=True)
 
 
 def write(path: Path, text: str) -> None:
@@ -48,7 +54,7 @@ def print_json(content: Any) -> None:
 
 def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print an aligned table."""
-    lines = [header, *rows]
+    lines = [[*map(printable, line)] for line in (header, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())

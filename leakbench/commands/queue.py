@@ -17,7 +17,7 @@ from leakbench.commands.options import (
     PluginsOption,
     ProfileOption,
 )
-from leakbench.commands.output import print_columns, say
+from leakbench.commands.output import print_columns, say, show
 from leakbench.commands.report import above_ceiling
 from leakbench.commands.running import (
     ChunkOption,
@@ -197,10 +197,10 @@ def _run(queued: Queued, device: str, executor: Executor, stop: Stop, chunk: int
             )  # fmt: skip
         broken = above_ceiling(write_results(folder, outcome))
     except (LeakbenchError, OSError) as error:
-        print(f"{name}: failed: {error}", flush=True)
+        show(f"{name}: failed: {error}")
         return False
     say_outcome(folder, outcome, broken)
     well = not outcome.errors and not broken
     said = "done" if well else f"{outcome.errors} in error, {len(broken)} rows above their ceiling"
-    print(f"{name}: {said}; {outcome.ran} of {outcome.planned} run now; {folder}", flush=True)
+    show(f"{name}: {said}; {outcome.ran} of {outcome.planned} run now; {folder}")
     return well

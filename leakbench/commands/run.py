@@ -22,7 +22,7 @@ from leakbench.commands.options import (
     SetOption,
     SuiteArgument,
 )
-from leakbench.commands.output import say, write
+from leakbench.commands.output import say, show, write
 from leakbench.commands.report import above_ceiling, print_answer
 from leakbench.commands.running import (
     ChunkOption,
@@ -202,7 +202,7 @@ def validate(
     from leakbench.data.catalog import data_root
 
     where = device_of(device)
-    planned = planning.plan_cells(plan, data_root(), where)
+    planned, broken = planning.cells_and_broken(plan, data_root(), where)
     trained = planning.plan_trainings(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
         cells = [cell for cell in planned if cell.cell.dataset == dataset]
@@ -211,10 +211,10 @@ def validate(
         reasons = dict.fromkeys(cell.skip for cell in cells)
         state = "; ".join(f"skipped, {reason}" for reason in reasons if reason)
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
-        print(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
+        show(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
     expected = forecasts.forecast(planned, trained)
     for reason in dict.fromkeys(each.skip for each in trained if each.skip and not planned):
-        print(f"trainings skipped, {reason}")
+        show(f"trainings skipped, {reason}")
     if training := [each for each in trained if not each.skip]:
         rounds = _planned_rounds(training)
         print(f"{expected.trainings} trainings of {rounds}, to report accuracy, epsilon, cost")
@@ -224,6 +224,10 @@ def validate(
         f"{len(planned)} cells, {expected.trials} trials; roughly {time} on {cores} cores if every "
         "attack uses up its steps"
     )
+    for reason in (reasons := [*dict.fromkeys(filter(None, broken))]):
+        say(f"its trials will fail: {reason}")
+    if reasons:
+        raise typer.Exit(1)
 
 
 def _planned_rounds(trained: list[PlannedTraining]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from leakbench.report.words import Table, printable
+from leakbench.printable import printable
+from leakbench.report.words import Table
 
 
 def inert(text: str) -> str:

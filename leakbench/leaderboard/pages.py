@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from leakbench.leaderboard.boards import AttackTable, Board, DefenseEntry, DefenseTable
 from leakbench.leaderboard.markdown import inert, inert_table
 from leakbench.leaderboard.scores import decibels, error_words
+from leakbench.printable import printable
 from leakbench.report import strips
 from leakbench.report.pages import environment
 from leakbench.report.renderings import markdown_table, page_scripts
@@ -17,7 +18,6 @@ from leakbench.report.words import (
     compact,
     epsilon_words,
     interval_words,
-    printable,
     share_words,
 )
 from leakbench.statistics import Interval

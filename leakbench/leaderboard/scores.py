@@ -14,12 +14,12 @@ from leakbench.leaderboard.markdown import inert, inert_table
 from leakbench.leaderboard.packs import SCHEMA, Counts
 from leakbench.leaderboard.submissions import Submission
 from leakbench.plain import from_json
+from leakbench.printable import printable
 from leakbench.report.renderings import markdown_table
 from leakbench.report.words import (
     Table,
     compact,
     interval_words,
-    printable,
     rate_words,
 )
 from leakbench.statistics import Interval

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from leakbench import frames
 from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
+from leakbench.printable import printable
 from leakbench.records import Key, Record, Run
 from leakbench.report.album import HEIGHT, WIDTH, Album, Attempt, Neighbour, Section, Shown
 from leakbench.report.drawing import SIDE, Image
@@ -29,7 +30,7 @@ from leakbench.report.measured import LabelledRule
 from leakbench.report.shots import dataset_of, shown, under
 from leakbench.report.traces_figure import descent
 from leakbench.report.victims import Shelf, choose, drawable, trials_of
-from leakbench.report.words import compact, printable
+from leakbench.report.words import compact
 from leakbench.spec import JUDGED, Plan
 
 MOST_VICTIMS = 24

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from leakbench.errors import LeakbenchError
-from leakbench.report.words import printable
+from leakbench.printable import printable
 
 Image = NDArray[np.float32]
 """(channels, height, width), raw values."""

@@ -22,8 +22,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from leakbench.errors import LeakbenchError
+from leakbench.printable import printable
 from leakbench.report import drawing
-from leakbench.report.words import compact, printable
+from leakbench.report.words import compact
 
 SUFFIXES = (".png", ".svg", ".pdf")
 """Formats of a figure."""

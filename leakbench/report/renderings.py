@@ -20,6 +20,7 @@ from typing import Any
 import markupsafe
 
 from leakbench import frames
+from leakbench.printable import printable
 from leakbench.report import strips
 from leakbench.report.album import Album
 from leakbench.report.answer import answer
@@ -27,7 +28,7 @@ from leakbench.report.content import CostEntry, Report
 from leakbench.report.pages import embedded, environment
 from leakbench.report.strips import strip_table
 from leakbench.report.tables import arrange, where_words
-from leakbench.report.words import Table, printable
+from leakbench.report.words import Table
 
 PAGE_BYTES = 4_500_000
 """Of an HTML page without its tables: it must open on a phone, and go through a mail."""
@@ -36,7 +37,13 @@ PAGE_BYTES = 4_500_000
 def to_json(report: Report) -> str:
     """Strict JSON (no NaN), keys in the order of `content.Report`, then `answer`."""
     whole = report.as_dict() | {"answer": answer(report).as_dict()}
-    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(map(_in_json, text))
+
+
+def _in_json(letter: str) -> str:
+    """A letter of JSON; what no terminal should get, as JSON escapes it."""
+    return letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1]
 
 
 def to_csv(report: Report) -> str:

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from leakbench.printable import printable
 from leakbench.report.answer import Answer, Step, Strip, StripRow
-from leakbench.report.words import DASH, Table, ceiling_words, ends_words, printable, rate_words
+from leakbench.report.words import DASH, Table, ceiling_words, ends_words, rate_words
 
 COLOURS = (
     "#fdeee6", "#fbdccb", "#f8c7ad", "#f4b08e", "#ee976f",

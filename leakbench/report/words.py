@@ -36,11 +36,6 @@ class Table:
     folded: bool = False
 
 
-def printable(text: str) -> str:
-    """One line without control characters: they would move a terminal's cursor or end a table."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def note_numbers(notes: Sequence[Note], row: ReportCell | CostEntry) -> str:
     """Numbers of the notes about a row; those about everything are not repeated in each."""
     numbers = [str(i) for i, note in enumerate(notes, start=1) if note.about(row)]
