@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from leakbench.comparing import Compared, number, said
 from leakbench.loading import LoadedRun
+from leakbench.printable import printable
 from leakbench.report import strips
 from leakbench.report.album_making import Pictures
 from leakbench.report.answer import StripRow, answer
@@ -14,7 +15,7 @@ from leakbench.report.content import Report
 from leakbench.report.pages import environment
 from leakbench.report.renderings import page_scripts
 from leakbench.report.tables import where_words
-from leakbench.report.words import DASH, Table, printable
+from leakbench.report.words import DASH, Table
 
 MOST_PICTURED = 24
 """Flips that are shown as pictures."""
