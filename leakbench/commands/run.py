@@ -125,7 +125,7 @@ def shard_of(text: str | None) -> tuple[int, int] | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
+    found = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text.strip())
     number, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= number <= of <= 10_000:
         raise LeakbenchError(f"--shard {text!r}: write i/n, from 1/n to n/n, n at most 10000")

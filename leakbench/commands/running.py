@@ -130,7 +130,7 @@ def seconds_of(text: str | None, option: str) -> float | None:
     """
     if text is None:
         return None
-    parts = re.findall(r"(\d{1,7}(?:\.\d{1,6})?)([smhd]?)", text)
+    parts = re.findall(r"(\d{1,7}(?:\.\d{1,6})?)([smhd]?)", text, re.ASCII)
     seconds = sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
     whole = "".join(number + unit for number, unit in parts) == text.strip()
     if not whole or not 0 < seconds <= 100 * _UNITS["d"]:

@@ -1,0 +1,155 @@
+"""A run whose processes are all killed, again and again, ends as one that nobody disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from leakbench import runner
+from leakbench.records import Key, Record, Run
+from leakbench.suite import resolve
+
+KILLS = int(os.environ.get("LEAKBENCH_KILLS", "10"))
+"""How often a run is killed; more for who has the time."""
+
+SUITE = """
+schema = 1
+name = "killed"
+title = "Two rows and a training"
+datasets = ["mnist"]
+
+[model]
+name = "cnn2"
+
+[training]
+batch_size = { mnist = 4 }
+
+[attack]
+name = "cpl"
+parameters = { steps = 4 }
+
+[knowledge.naive]
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "none"
+
+[[defenses]]
+id = "dp"
+name = "dp_baseline"
+label = "DP"
+parameters = { clip = 4.0, noise_multiplier = 0.01 }
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[gallery]
+defense = "none"
+
+[profiles.quick]
+networks = 1
+victims = 16
+snapshots = [1]
+"""
+TRIALS = 2 * 16
+
+DRIVER = """
+from pathlib import Path
+from leakbench import runner
+from leakbench.executors import Processes
+from leakbench.suite import resolve
+
+runner.run(
+    resolve({suite!r}), Path({folder!r}), root=None, chunk_size=2, executor=Processes({workers})
+)
+"""
+
+
+def results(folder: Path) -> dict[Key, Record]:
+    """What is recorded, host fields apart."""
+    return {
+        key: {name: value for name, value in record.items() if name != "host"}
+        for key, record in Run(folder).records().items()
+    }
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.independent_rows
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_kills_at_any_moment_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    """Driver and workers are forked by one server, whose children are killed at once."""
+    suite = tmp_path / "killed.toml"
+    suite.write_text(SUITE, encoding="utf-8")
+    runner.run(resolve(str(suite)), tmp_path / "calm", root=None, chunk_size=2)
+    calm = results(tmp_path / "calm")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["leakbench.executors", "leakbench.suite"])
+    moments = random.Random(0)
+    killed, finished, longest = 0, 0, 4.0
+    for number in itertools.count():
+        folder = tmp_path / f"run{number}"
+        script = tmp_path / f"driver{number}.py"
+        workers = 1 + number % 2
+        script.write_text(
+            DRIVER.format(suite=str(suite), folder=str(folder), workers=workers), encoding="utf-8"
+        )
+        had: dict[Key, Record] = {}
+        while len(had) < TRIALS:
+            begun = time.monotonic()
+            driver = context.Process(target=runpy.run_path, args=(str(script),))
+            driver.start()
+            if killed < KILLS:
+                driver.join(moments.uniform(0, longest))
+            else:
+                driver.join()
+            if driver.is_alive():
+                server = int(Path(f"/proc/{driver.pid}/stat").read_text().split(")")[1].split()[1])
+                for pid in children_of(server):
+                    os.kill(pid, signal.SIGKILL)
+                driver.join()
+                killed += 1
+            else:
+                longest = max(longest, time.monotonic() - begun)
+                assert driver.exitcode == 0
+            lines = Run(folder).path.read_bytes().count(b"\n") if Run(folder).path.exists() else 0
+            now = results(folder)
+            assert now.items() >= had.items(), "a trial that was done was lost"
+            assert lines == len(now), "a trial was done twice"
+            had = now
+        assert had == calm
+        run = Run(folder)
+        with run.writing() as writer:  # sweeps what killed writers left
+            assert writer.records
+        mentioned = {each["host"]["arrays"]["file"] for each in run.records().values()}
+        kept = {path.name for path in (folder / "reconstructions").iterdir()}
+        assert kept == mentioned
+        finished += 1
+        if killed >= KILLS:
+            break
+    assert finished >= 1
