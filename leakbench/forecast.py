@@ -72,10 +72,13 @@ def forecast(
             for identity in dict.fromkeys(identity for identity, _ in asked):
                 number = planned.identities.index(identity)
                 trained[f"{number} {_trained_for(planned.cell)}"] = cost
+    counted: set[Key] = set()  # rows that train the same share their trainings
     for training in trainings:
         if training.skip:
             continue
-        count = sum(left is None or key in left for key in training.trials())
+        own = {key for key in training.trials() if left is None or key in left} - counted
+        counted |= own
+        count = len(own)
         networks += count
         seconds += count * training_seconds(training.cell)
     return Forecast(trials=trials, trainings=networks, seconds=seconds + sum(trained.values()))

@@ -491,3 +491,30 @@ def test_a_rate_may_be_a_fraction(leakbench: Command) -> None:
     one = leakbench("account", "--q", "256/6400", *args)
     other = leakbench("account", "--q", "0.04", *args)
     assert one.out == other.out and json.loads(one.out)["results"][0]["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    "chance",
+    [
+        "1e400",
+        "1e999999999",
+        "nan",
+        "inf",
+        "-1",
+        "1e-400",
+        "1/0",
+        "1e5/1e9",
+        "9" * 5000,
+        "1/" + "9" * 400,
+    ],
+)
+def test_chances_beyond_floats_are_one_sentence_at_once(
+    leakbench: Callable[..., Any], chance: str
+) -> None:
+    """Python makes fractions of numbers with exponents digit by digit: 10^999999999 takes hours."""
+    done = leakbench("account", "--sigma", "1", f"--q={chance}", "--steps", "9", "--delta", "1e-5")
+    assert done.code == 2 and done.out == ""
+    assert done.errors.startswith(
+        "leakbench: --q must be a number or a fraction (256/60000) from 0"
+    )
+    assert done.errors.count("\n") == 1 and len(done.errors) < 200

@@ -59,6 +59,12 @@ def test_a_sweep_trains_once_a_rate(suite: str) -> None:
     assert forecast([], [swept]).seconds == pytest.approx(3 * forecast([], [first]).seconds)
 
 
+def test_rows_that_train_the_same_are_trained_once(suite: str) -> None:
+    planned = plan_trainings(resolve(suite), None, "cpu")
+    same = [replace(each, cell=replace(each.cell, defense_id="again")) for each in planned]
+    assert forecast([], [*planned, *same]) == forecast([], planned)
+
+
 def test_what_is_skipped_takes_no_time(suite: str) -> None:
     plan = resolve(suite)
     cells = [replace(cell, skip="no data") for cell in plan_cells(plan, None, "cpu")]

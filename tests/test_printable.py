@@ -119,3 +119,30 @@ def test_commands_print_no_controls(
     assert done.code in (0, 1, 2)  # type: ignore[attr-defined]
     assert is_safe(done.out), repr(done.out)  # type: ignore[attr-defined]
     assert is_safe(done.errors), repr(done.errors)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("networks = 1", "networks = 1001", "networks: input should be less than or equal to 1000"),
+        ("victims = 2", "victims = 1000001", "victims: input should be less than or equal to 1000"),
+        ("mnist = 4 }", "mnist = 4 }, iterations = 9999999", "less than or equal to 1000000"),
+        (
+            "victims = 2 }",
+            "victims = 2, utility = { networks = 1001 } }",
+            "utility.networks: input should be less than or equal to 1000",
+        ),
+        (
+            'name = "none"\nlabel',
+            f'parameters = {{ a = {[*range(101)]}, b = {[*range(100)]} }}\nname = "none"\nlabel',
+            "its lists make 10,100 rows; allowed: at most 10,000",
+        ),
+    ],
+)
+def test_counts_without_an_end_are_refused(
+    tmp_path: Path, leakbench: Callable[..., object], old: str, new: str, words: str
+) -> None:
+    assert old in SUITE
+    (tmp_path / "evil.toml").write_text(SUITE.replace(old, new))
+    done = leakbench("validate", tmp_path / "evil.toml")
+    assert done.code == 2 and words in done.errors, done.errors  # type: ignore[attr-defined]
