@@ -348,7 +348,9 @@ def _ticks(axes: Axes, axis: str, inches: float, *, whole: bool = False) -> dict
 
 
 def _decades(low: float, high: float, most: int) -> dict[float, str]:
-    """Powers of ten between, every second (third, ...) where they are many."""
+    """Powers of ten between, every second (third, ...) where they are many; none below 0."""
+    if not 0 < low <= high:
+        return {}
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
     step = max(1, -(-(last - first + 1) // most))
     return {10.0**p: power(p) for p in range(first, last + 1) if p % step == 0}
