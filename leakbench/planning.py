@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from leakbench import probe, registry
-from leakbench.contracts import Attack, Guarantee, LeakFacts, Model, Weights, changes_nothing
+from leakbench.contracts import Guarantee, LeakFacts, Model, Weights, changes_nothing
 from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
@@ -255,7 +255,7 @@ def _used(attack: str) -> tuple[str, ...]:
     """Other attacks that it runs, as far as it says so in earnest: its trials will say the rest."""
     known = {plugin.name for plugin in registry.discover("attacks") if plugin.status == "ok"}
     try:
-        named = cast(type[Attack], registry.load("attacks", attack)).uses
+        named: object = registry.load("attacks", attack).uses  # type: ignore[attr-defined]
     except LeakbenchError:
         return ()
     return tuple(name for name in named if name in known) if isinstance(named, tuple) else ()

@@ -224,9 +224,9 @@ def validate(
         f"{len(planned)} cells, {expected.trials} trials; roughly {time} on {cores} cores if every "
         "attack uses up its steps"
     )
-    for reason in (reasons := [*dict.fromkeys(filter(None, broken))]):
-        say(f"its trials will fail: {reason}")
-    if reasons:
+    for why in dict.fromkeys(filter(None, broken)):
+        say(f"its trials will fail: {why}")
+    if any(broken):
         raise typer.Exit(1)
 
 
