@@ -15,15 +15,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -148,7 +150,8 @@ class Processes:
         process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
             target=_serve, args=(theirs, environment, Path.cwd()), name=f"leakbench-{place}"
         )
-        process.start()
+        with _without_main():
+            process.start()
         theirs.close()  # else its end would never show here
         return _Worker(process, ours)
 
@@ -195,6 +198,18 @@ class _Worker:
         self.until = self.begun + task.seconds if task.seconds is not None else float("inf")
         with suppress(OSError):  # it has died: who listens to it will find out
             self.connection.send(task)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Workers need nothing of the program that starts them, and would run it once more: a script
+    without `if __name__ == "__main__"` as a whole."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def how_it_ended(code: int | None) -> str:

@@ -32,11 +32,12 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     equal, host fields apart. What no run has done yet, `leakbench run ... --out OUT` does.
 
     Raises:
-        LeakbenchError: no run; one of another suite, other cells or another kind of machine;
-            results that differ; arrays that are not there or damaged; a folder that cannot be
-            written.
+        LeakbenchError: no run; one that was exported; one of another suite, other cells or another
+            kind of machine; results that differ; arrays that are not there or damaged; a folder
+            that is or lies in one of the runs, or cannot be written.
     """
     runs = [Run.existing(folder) for folder in dict.fromkeys(folders)]
+    _require_apart(runs, out)
     known = [manifests.read(run) for run in runs]
     for run, other in zip(runs[1:], known[1:], strict=True):
         _require_same(known[0], other, runs[0], run)
@@ -67,6 +68,18 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     both: list[PlannedCell | PlannedTraining] = [*known[0].cells, *known[0].trainings]
     every = dict.fromkeys(key for cell in both if not cell.skip for key in cell.trials())
     return Merged(planned=len(every), present=sum(key in found for key in every))
+
+
+def _require_apart(runs: Sequence[Run], out: Path) -> None:
+    """Refuse a folder that is one of the runs, or lies in one, and runs that left their arrays."""
+    there = out.resolve()
+    for run in runs:
+        if run.folder.resolve() in (there, *there.parents):
+            text = f"is, or lies in, the run {run.folder}; allowed: a folder apart"
+            raise LeakbenchError(f"{out}: {text}")
+        if run.packed.exists() and not run.path.exists():
+            text = "was exported without its arrays; allowed: the run it was exported from"
+            raise LeakbenchError(f"{run.folder}: {text}")
 
 
 def _require_same(first: Manifest, other: Manifest, run: Run, another: Run) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -354,6 +355,23 @@ def test_what_is_not_the_same_run_is_not_merged(plan: Any, tmp_path: Path) -> No
         merging.merge([tmp_path / "nowhere"], tmp_path / "out")
 
 
+@pytest.mark.parametrize("inside", ["", "reconstructions", "deep/inside"])
+def test_a_run_is_not_merged_into_itself(plan: Any, tmp_path: Path, inside: str) -> None:
+    run(plan("nothing"), tmp_path / "one")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LeakbenchError, match="is, or lies in, the run"):
+        merging.merge([tmp_path / "one"], tmp_path / "one" / inside)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_runs_without_their_arrays_are_not_merged(plan: Any, tmp_path: Path) -> None:
+    run(plan("nothing"), tmp_path / "one")
+    Run(tmp_path / "one").export(tmp_path / "exported")
+    with pytest.raises(LeakbenchError, match="was exported without its arrays"):
+        merging.merge([tmp_path / "exported"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_results_that_differ_are_not_merged(plan: Any, tmp_path: Path) -> None:
     for name in ("one", "other"):
         run(plan("nothing"), tmp_path / name)
@@ -472,6 +490,21 @@ def test_workers_see_the_environment_and_the_folder_of_now(
     finally:
         pool.cancel()
     assert not worker.process.is_alive()
+
+
+def test_workers_do_not_run_the_script_that_starts_them(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without `if __name__ == "__main__"` would start workers of its own there."""
+    flag, script = tmp_path / "ran", tmp_path / "script.py"
+    script.write_text(f"open({str(flag)!r}, 'w').close()", encoding="utf-8")
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    outcome = run(plan("nothing"), tmp_path / "run", executor=Processes(1))
+    assert (outcome.ran, outcome.errors) == (2 * VICTIMS, 0)
+    assert not flag.exists()
+    assert sys.modules["__main__"] is main
 
 
 def test_executors_keep_the_contract(plan: Any) -> None:

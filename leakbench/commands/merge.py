@@ -9,6 +9,7 @@ import typer
 
 from leakbench.commands.output import say
 from leakbench.commands.report import print_answer, write_reports
+from leakbench.commands.running import folder_of
 
 
 def merge(
@@ -18,7 +19,7 @@ def merge(
     """Join runs of one suite, shards of it say, into one."""
     from leakbench import merging
 
-    merged = merging.merge(runs, out)
+    merged = merging.merge(runs, folder_of(out, out))
     print_answer(write_reports(out))
     say(
         f"{merged.present} of {merged.planned} trials are there; {out}/report.md, .html, .json, "
