@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
+import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -69,9 +71,11 @@ class Ray:
         self._most = workers
         self._under_way: dict[Any, tuple[Task, float]] = {}  # by Ray's references
         if not ray.is_initialized():
+            _require_somebody_at(address)
             environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
             cores = {} if address is not None else {"num_cpus": workers or None}
             os.environ.setdefault("RAY_worker_niceness", "0")  # of one that is started here
+            handler = signal.getsignal(signal.SIGTERM)
             try:
                 ray.init(
                     address=address or "local", log_to_driver=False, include_dashboard=False,
@@ -80,6 +84,8 @@ class Ray:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 text = f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}"
                 raise LeakbenchError(f"--ray-address: {text}") from None
+            finally:
+                signal.signal(signal.SIGTERM, handler)  # Ray's would end with code 15
         needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if gpu else {"num_cpus": 1}
         # Never retried by Ray: which tasks are done again, and how, is the runner's to say.
         self._do = ray.remote(max_retries=0, **needs)(_do)
@@ -138,6 +144,18 @@ class Ray:
         except exceptions.RayError as error:
             return Done(task=task, seconds=passed, lost=_first_line(error))
         return Done(task=task, result=result, seconds=seconds)
+
+
+def _require_somebody_at(address: str | None) -> None:
+    """Refuse at once what Ray would try to reach for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not port.isdecimal() or "://" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        text = f"no Ray cluster at {address!r}: {error}"
+        raise LeakbenchError(f"--ray-address: {text}") from None
 
 
 def _checksum(work: Work) -> str:
