@@ -12,6 +12,13 @@ from typing import Any, Literal, get_args, get_origin
 from leakbench.errors import LeakbenchError, unknown_name
 
 
+_NONE: frozenset[type] = frozenset()
+_AS_THEY_ARE: dict[Any, frozenset[type]] = {
+    kind: frozenset({kind}) for kind in (bool, int, float, str)
+}
+"""Plain kinds, and the types of their values that need no look at each."""
+
+
 def from_json(kind: Any, value: Any, where: str) -> Any:
     """A value of the annotated `kind` from its JSON: dataclasses from tables, tuples from lists.
 
@@ -28,6 +35,8 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         return _dataclass_from_json(kind, value, where)
     if origin is tuple and isinstance(value, list | tuple):
         inner = get_args(kind)[0]
+        if {*map(type, value)} <= _AS_THEY_ARE.get(inner, _NONE):
+            return tuple(value)  # a manifest has hundreds of thousands of numbers
         return tuple(from_json(inner, item, f"{where}.{i}") for i, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         inner = get_args(kind)[1]

@@ -206,6 +206,11 @@ class _Draft:
                 who = each.cell.row, each.cell.label, each.cell.knowledge
                 self.trials.setdefault(place, {})[who] = record
         self.text: list[str] = []
+        self.why: dict[Place, str] = {}
+        self.victims: list[Shown] = []
+        kept = (each for own in self.trials.values() for each in own.values())
+        if not any((each.get("host") or {}).get("arrays") for each in kept):
+            return  # a run without images: nobody needs the data, which take seconds to load
         self.why = self._picked(run, plan, cells, records)
         every = sorted(self.trials, key=lambda place: (place[1], place[0]))
         wanted = [*self.why, *(place for place in every if place not in self.why)]
