@@ -208,9 +208,8 @@ class _Draft:
         self.text: list[str] = []
         self.why: dict[Place, str] = {}
         self.victims: list[Shown] = []
-        kept = (each for own in self.trials.values() for each in own.values())
-        if not any((each.get("host") or {}).get("arrays") for each in kept):
-            return  # a run without images: nobody needs the data, which take seconds to load
+        if not any((run.folder / "reconstructions").glob("*.npz")):
+            return  # an exported run: nobody needs the data, which take seconds to load
         self.why = self._picked(run, plan, cells, records)
         every = sorted(self.trials, key=lambda place: (place[1], place[0]))
         wanted = [*self.why, *(place for place in every if place not in self.why)]

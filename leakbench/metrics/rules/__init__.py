@@ -69,6 +69,6 @@ def succeeded(rule: SuccessRule, record: Mapping[str, Any]) -> bool:
     if BEST_BASELINE not in rule.reads:
         return rule.judge(record)
     baselines = record.get("baselines") or {}
-    trivial = [baselines[name] for name in TRIVIAL if baselines.get(name) is not None]
+    trivial = [value for name in TRIVIAL if (value := baselines.get(name)) is not None]
     numbers = {name: record.get(name) for name in rule.reads}
     return rule.judge(numbers | {BEST_BASELINE: min(trivial, default=None)})
