@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from leakbench.errors import LeakbenchError, unknown_name
 
-
 _NONE: frozenset[type] = frozenset()
 _AS_THEY_ARE: dict[Any, frozenset[type]] = {
     kind: frozenset({kind}) for kind in (bool, int, float, str)

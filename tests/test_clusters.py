@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ from leakbench.runner import Outcome, Progress
 from leakbench.spec import Plan
 from leakbench.suite import resolve
 
-pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 
 SUITE = """
@@ -100,6 +100,18 @@ def results(folder: Path) -> dict[Key, Record]:
 
 
 @pytest.mark.independent_rows
+def test_a_cluster_started_here_gives_the_same_records(plan: Plan, tmp_path: Path) -> None:
+    small = dataclasses.replace(plan, cells=plan.cells[:1])
+    try:
+        assert run(small, tmp_path / "ray", executor=Ray(None, workers=1)).ran == 12
+    finally:
+        ray.shutdown()
+    run(small, tmp_path / "here")
+    assert results(tmp_path / "ray") == results(tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.independent_rows
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_gives_the_same_records(plan: Plan, tmp_path: Path) -> None:
     executor = Ray("auto")
@@ -109,6 +121,7 @@ def test_a_cluster_gives_the_same_records(plan: Plan, tmp_path: Path) -> None:
     assert results(tmp_path / "ray") == results(tmp_path / "here")
 
 
+@pytest.mark.slow
 @pytest.mark.independent_rows
 def test_a_node_that_is_killed_costs_nothing(plan: Plan, tmp_path: Path, cluster: Any) -> None:
     seen: list[Progress] = []
@@ -124,6 +137,7 @@ def test_a_node_that_is_killed_costs_nothing(plan: Plan, tmp_path: Path, cluster
     assert results(tmp_path / "ray") == results(tmp_path / "here")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_node_that_computes_otherwise_is_refused(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
