@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from leakbench import architectures
 from leakbench.data.catalog import look_up
 from leakbench.described import PlannedCell, PlannedTraining
+from leakbench.history import (
+    NO_HISTORY,
+    Estimate,
+    History,
+    Spent,
+    budget_of,
+    examples_a_round,
+    examples_of,
+)
 from leakbench.records import Key
 from leakbench.spec import Cell, UtilityCell, canonical
 
@@ -39,12 +47,17 @@ _TRAINED, _MATCHED = 3, 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is planned, and the seconds of it on one core if every attack uses up its steps and no
-    training stops early."""
+    """What is planned, and its seconds on one core.
+
+    measured: of all trials and trainings, how many are like some that were measured, `rests_on`. Of
+    the others every attack uses up its steps, and no training stops early.
+    """
 
     trials: int
     trainings: int
     seconds: float
+    measured: int
+    rests_on: tuple[Spent, ...]
 
     def on(self, cores: int) -> float:
         """Seconds where so many cores share it evenly."""
@@ -55,20 +68,34 @@ def forecast(
     cells: Sequence[PlannedCell],
     trainings: Sequence[PlannedTraining],
     left: Container[Key] | None = None,
+    history: History = NO_HISTORY,
 ) -> Forecast:
     """Of all that is planned and not skipped, or of what is `left` of it: resume keys."""
-    trials = networks = 0
+    trials = networks = measured = 0
     seconds = 0.0
     trained: dict[str, float] = {}  # networks that several cells attack are trained once
+    rests_on: dict[int, Spent] = {}
+
+    def known(count: int, estimate: Estimate) -> None:
+        nonlocal measured, seconds
+        measured += count
+        seconds += count * estimate.seconds
+        if count:
+            rests_on[id(estimate.rests_on)] = estimate.rests_on
+
     for planned in cells:
         if planned.skip:
             continue
         asked = [key for key in planned.trials() if left is None or key in left]
         trials += len(asked)
+        estimate = history.trial(planned)
+        if estimate is not None:
+            known(len(asked), estimate)
+            continue
         seconds += len(asked) * trial_seconds(planned)
         if planned.cell.federation:
             each = _example_seconds(planned.cell)
-            cost = each * _examples(planned.cell.federation) * planned.cell.rounds[-1]
+            cost = each * examples_a_round(planned.cell.federation) * planned.cell.rounds[-1]
             for identity in dict.fromkeys(identity for identity, _ in asked):
                 number = planned.identities.index(identity)
                 trained[f"{number} {_trained_for(planned.cell)}"] = cost
@@ -80,21 +107,40 @@ def forecast(
         counted |= own
         count = len(own)
         networks += count
-        seconds += count * training_seconds(training.cell)
-    return Forecast(trials=trials, trainings=networks, seconds=seconds + sum(trained.values()))
+        estimate = history.training(training.cell)
+        if estimate is not None:
+            known(count, estimate)
+        else:
+            seconds += count * training_seconds(training.cell)
+    return Forecast(
+        trials=trials,
+        trainings=networks,
+        seconds=seconds + sum(trained.values()),
+        measured=measured,
+        rests_on=tuple(rests_on.values()),
+    )
+
+
+def together(found: Sequence[Forecast]) -> Forecast:
+    """Of several plans."""
+    return Forecast(
+        trials=sum(each.trials for each in found),
+        trainings=sum(each.trainings for each in found),
+        seconds=sum(each.seconds for each in found),
+        measured=sum(each.measured for each in found),
+        rests_on=tuple(spent for each in found for spent in each.rests_on),
+    )
 
 
 def trial_seconds(planned: PlannedCell) -> float:
     """Of one image, on one core, if the attack uses up its steps."""
     beyond = _MATCHED * _beyond_small(planned.cell) / SPEED
-    return (GRADIENT_SECONDS + beyond) * planned.cell.observations * planned.budget
+    return (GRADIENT_SECONDS + beyond) * budget_of(planned)
 
 
 def training_seconds(cell: UtilityCell) -> float:
     """Of one network at all its learning rates, on one core, if it does not stop early."""
-    runs = max(len(cell.learning_rates), 1)
-    rounds: int = cell.schedule["rounds"]
-    return _example_seconds(cell) * runs * rounds * _examples(cell.schedule)
+    return _example_seconds(cell) * examples_of(cell)
 
 
 def _example_seconds(cell: Cell | UtilityCell) -> float:
@@ -118,12 +164,6 @@ def _operations(model: str, parameters: str, shape: tuple[int, ...], classes: in
     return float(counter.get_total_flops()) / 2
 
 
-def _examples(schedule: Mapping[str, Any]) -> int:
-    """Examples of a round."""
-    count: int = schedule["batch_size"] * schedule["clients_a_round"] * schedule["local_steps"]
-    return count
-
-
 def _trained_for(cell: Cell) -> str:
     """What decides the weights at the last look."""
     return canonical(
@@ -136,3 +176,20 @@ def in_words(seconds: float) -> str:
     """Minutes, from two hours on hours."""
     minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
+def basis(found: Forecast, processor: str) -> str:
+    """What the forecast for a processor rests on, in words that go on after it."""
+    uses_up = "every attack uses up its steps and no training stops early"
+    if not found.measured:
+        return f"if {uses_up}; no history: by constants"
+    parts = []
+    for name in dict.fromkeys(each.processor for each in found.rests_on):
+        count = sum(each.count for each in found.rests_on if each.processor == name)
+        where = "this processor" if name == processor else f"another processor, {name or 'unnamed'}"
+        parts.append(f"{count} trials measured on {where}")
+    text = f"from {' and '.join(parts)}"
+    whole = found.trials + found.trainings
+    if found.measured == whole:
+        return text
+    return f"{found.measured} of {whole} {text}, the others by constants as if {uses_up}"

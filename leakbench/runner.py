@@ -314,7 +314,7 @@ def _facts(
         "suite_digest": plan.file_digest,
         **platform.facts(),
         "dependent_rows": dict(dependent),
-        "device_name": _device_name(device),
+        "device_name": device_name(device),
         "processor": processor(),
         "blas": probe.blas(),
         "started": datetime.now(UTC).isoformat(),
@@ -327,7 +327,8 @@ def _facts(
     }
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
+    """Of the processor, or the GPU, that computes."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor()

@@ -32,6 +32,7 @@ from leakbench.commands.running import (
     device_of,
     executor_of,
     folder_of,
+    history_of,
     interruptible,
     limited,
     plan_of,
@@ -101,7 +102,7 @@ def queue(
         say(f"{name}: has no profile '{profile}', left out")
     queued = [_queued(plan, base, where, chunk) for plan in plans]
     queued.sort(key=lambda each: (-each.whole.seconds, each.plan.name))
-    _print_forecast(queued, does.workers)
+    _print_forecast(queued, does.workers, where)
     if dry_run:
         return
     with interruptible(base, within) as stop:
@@ -148,16 +149,18 @@ def _queued(plan: Plan, base: Path, device: str, chunk: int) -> Queued:
     folder = base / f"{plan.name}-{plan.profile}"
     planned = runner.prepare(plan, data_root(), device, chunk)
     left = pieces.todo([*planned.cells, *planned.trainings], Run(folder).records())
+    known = history_of(plan, base, device)
     return Queued(
         plan=plan,
         folder=folder,
-        whole=forecast(planned.cells, planned.trainings),
-        left=forecast(planned.cells, planned.trainings, left),
+        whole=forecast(planned.cells, planned.trainings, None, known),
+        left=forecast(planned.cells, planned.trainings, left, known),
     )
 
 
-def _print_forecast(queued: Sequence[Queued], cores: int) -> None:
-    from leakbench.forecast import in_words
+def _print_forecast(queued: Sequence[Queued], cores: int, device: str) -> None:
+    from leakbench.forecast import basis, in_words, together
+    from leakbench.runner import device_name
 
     def time(seconds: float) -> str:
         return in_words(seconds / cores) if seconds else "-"
@@ -172,15 +175,12 @@ def _print_forecast(queued: Sequence[Queued], cores: int) -> None:
         )
         for each in queued
     ]
-    left = time(sum(each.left.seconds for each in queued))
-    whole = time(sum(each.whole.seconds for each in queued))
+    every = together([each.whole for each in queued])
+    left, whole = time(sum(each.left.seconds for each in queued)), time(every.seconds)
     header = ("suite", "trials left", "trainings left", "time left", "in all")
     print_columns(header, [*rows, ("together", "", "", left, whole)])
-    print(
-        f"roughly, by {cores} workers on a core each, if every attack uses up its steps and no "
-        "training stops early",
-        flush=True,
-    )
+    words = basis(every, device_name(device))
+    show(f"roughly, by {cores} workers on a core each, {words}")
 
 
 def _run(queued: Queued, device: str, executor: Executor, stop: Stop, chunk: int) -> bool:

@@ -38,6 +38,7 @@ from leakbench.commands.running import (
     end,
     executor_of,
     folder_of,
+    history_of,
     interruptible,
     limited,
     plan_of,
@@ -191,6 +192,12 @@ def validate(
     defense: DefenseOption = None,
     settings: SetOption = None,
     plugins: PluginsOption = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN", help="Run to forecast from; else those of the suite in results/."
+        ),
+    ] = None,
 ) -> None:
     """Say what would run, what is missing and roughly how long it takes; run nothing."""
     add_folders(plugins or ())
@@ -198,10 +205,12 @@ def validate(
     for other in plan.profiles:
         plan_of(suite, other, attack, defense, settings)  # its mistakes show before it is run
     from leakbench import forecast as forecasts
-    from leakbench import planning
+    from leakbench import planning, runner
     from leakbench.data.catalog import data_root
 
     where = device_of(device)
+    processor = runner.device_name(where)
+    known = history_of(plan, RUNS, where, history or ())
     planned, broken = planning.cells_and_broken(plan, data_root(), where)
     trained = planning.plan_trainings(plan, data_root(), where)
     for dataset in dict.fromkeys(cell.cell.dataset for cell in planned):
@@ -212,7 +221,7 @@ def validate(
         state = "; ".join(f"skipped, {reason}" for reason in reasons if reason)
         size = f"{len(rows)} rows x {len(attackers)} attackers x {plan.networks} networks"
         show(f"{dataset}: {size} x {plan.victims} victims {state}".rstrip())
-    expected = forecasts.forecast(planned, trained)
+    expected = forecasts.forecast(planned, trained, history=known)
     for reason in dict.fromkeys(each.skip for each in trained if each.skip and not planned):
         show(f"trainings skipped, {reason}")
     if training := [each for each in trained if not each.skip]:
@@ -220,9 +229,9 @@ def validate(
         print(f"{expected.trainings} trainings of {rounds}, to report accuracy, epsilon, cost")
     cores = os.cpu_count() or 1
     time = forecasts.in_words(expected.on(cores))
-    print(
-        f"{len(planned)} cells, {expected.trials} trials; roughly {time} on {cores} cores if every "
-        "attack uses up its steps"
+    show(
+        f"{len(planned)} cells, {expected.trials} trials; roughly {time} on {cores} cores, "
+        f"{forecasts.basis(expected, processor)}"
     )
     for why in dict.fromkeys(filter(None, broken)):
         say(f"its trials will fail: {why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leakbench import arithmetic
-from leakbench.commands.options import Device
+from leakbench.commands.options import RUNS, Device
 from leakbench.commands.output import say
 from leakbench.commands.report import write_reports
 from leakbench.errors import LeakbenchError
@@ -22,6 +22,7 @@ from leakbench.stopping import Stop, Stopped
 
 if TYPE_CHECKING:
     from leakbench.executors import Executor, Processes
+    from leakbench.history import History
     from leakbench.report.content import Report
     from leakbench.runner import Outcome, Progress
     from leakbench.spec import Plan
@@ -148,6 +149,23 @@ def limited(plan: Plan, trial: str | None, chunk: str | None) -> Plan:
         chunk=seconds_of(chunk, "--chunk-timeout") or plan.limits.chunk,
     )
     return replace(plan, limits=limits)
+
+
+def history_of(plan: Plan, base: Path, device: str, named: Sequence[Path] = ()) -> History:
+    """What the `named` runs took, else the suite's in `base` and those that are committed.
+
+    Raises:
+        LeakbenchError: a named run that cannot be read.
+    """
+    from leakbench import history, runner
+
+    folders = named or history.runs_of(plan.name, plan.profile, base, RUNS.parent)
+    found = history.read(folders, device, runner.device_name(device))
+    for reason in found.unread:
+        if named:
+            raise LeakbenchError(reason)
+        say(f"not forecast from: {reason}")
+    return found
 
 
 def write_results(folder: Path, outcome: Outcome) -> Report:
