@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -61,7 +62,11 @@ def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
         if required and name not in value:
             raise LeakbenchError(f"{where}, key {name}: missing")
     hints = _hints(kind)
-    return kind(**{k: from_json(hints[k], v, f"{where}, key {k}") for k, v in value.items()})
+    values = {k: from_json(hints[k], v, f"{where}, key {k}") for k, v in value.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:  # what the class itself finds wrong with them
+        raise LeakbenchError(f"{where}: {error}") from None
 
 
 @functools.cache
@@ -76,6 +81,8 @@ def _fits(kind: Any, value: Any) -> bool:
         return any(value == one and type(value) is type(one) for one in get_args(kind))
     if kind in (bool, int, float, str):
         taken = (int, float) if kind is float else kind
+        if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+            return False
         return isinstance(value, taken) and (kind is bool or not isinstance(value, bool))
     if kind is type(None):
         return value is None

@@ -115,6 +115,21 @@ def test_scores_of_other_judges_do_not_mix() -> None:
         boards.board(several, ())
 
 
+def test_scores_that_are_not_what_score_writes_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "score.json"
+    sound = scores.to_json(scored("a", rate(0.5, 0.2, 0.8)))
+    for rates, words in (
+        ({"strict": {"value": 2.0, "low": 0.2, "high": 0.8}}, "not low <= value <= high"),
+        ({"strict": {"value": 0.5, "low": 0.2, "high": None}}, "two ends or none"),
+        ({"strict": {"value": 10**400, "low": None, "high": None}}, "must be a number or null"),
+        ({}, "rates of different rules"),
+    ):
+        row = {**sound["rows"][0], "rates": rates}
+        path.write_text(json.dumps({**sound, "rows": [row]}), encoding="utf-8")
+        with pytest.raises(LeakbenchError, match=words):
+            boards.board([scored("b", rate(1, 1, 1)), scores.read(path)], ())
+
+
 # ------------------------------------------------------------------------------ defenses
 
 
@@ -187,7 +202,11 @@ def test_only_attackers_who_know_the_defense_count(report: Report) -> None:
     changed = dataclasses.replace(priced, cells=tuple(worse))
     assert boards.board((), [changed]) == boards.board((), [priced])
     alone = tuple(cell for cell in priced.cells if cell.knowledge == "naive")
-    assert not boards.board((), [dataclasses.replace(priced, cells=alone)]).defenses
+    found = boards.board((), [dataclasses.replace(priced, cells=alone)])
+    assert not found.defenses
+    (left,) = found.unranked
+    assert set(left.labels) == {"no defense", "clipping and noise"}
+    assert left.reason == "no attacker who knows it has a result"
 
 
 def test_defenses_of_equal_price_are_ranked_and_others_are_not(report: Report) -> None:
@@ -264,9 +283,10 @@ def test_from_a_suite_to_a_board(leakbench: Callable[..., Any], tmp_path: Path) 
     done = leakbench("score", folder, "--answers", "pack.answers.npz", cwd=tmp_path)
     assert done.code == 0 and done.out.startswith("# zeros\n")
     assert "0.00 [0.00, 0.39]" in done.out  # Wilson's, 0 of 6
-    done = leakbench("board", folder, "--out", "board", cwd=tmp_path)
+    done = leakbench("board", folder, folder / "score.json", folder, "--out", "board", cwd=tmp_path)
     assert done.code == 0
     found = json.loads((tmp_path / "board" / "board.json").read_text())
+    assert len(found["attacks"][0]["entries"]) == 1  # who is named twice is there once
     assert found["attacks"][0]["entries"][0]["name"] == "zeros"
     assert "zeros" in (tmp_path / "board" / "index.html").read_text()
     assert "zeros" in (tmp_path / "board" / "board.md").read_text()

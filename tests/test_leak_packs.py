@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import zipfile
@@ -212,6 +213,20 @@ def test_answers_are_not_written_into_the_pack(tmp_path: Path) -> None:
         making.make(plan, tmp_path / "pack", tmp_path / "pack" / "answers.npz")
 
 
+def test_answers_of_another_pack_are_kept_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "answers.npz").write_bytes(b"of another pack")
+    with pytest.raises(LeakbenchError, match="is there already"):
+        made(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.npz"]
+    assert (tmp_path / "answers.npz").read_bytes() == b"of another pack"
+
+
+def test_a_pack_needs_a_name(leakbench: Callable[..., Any], tmp_path: Path) -> None:
+    done = leakbench("pack", SUITE, "--out", "", cwd=tmp_path)
+    assert (done.code, done.errors.count("\n")) == (2, 1)
+    assert "has no name" in done.errors
+
+
 def test_a_changed_pack_is_noticed(game: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(game / "pack", tmp_path / "pack"))
     (folder / "leaks.npz").write_bytes((folder / "leaks.npz").read_bytes() + b" ")
@@ -336,7 +351,7 @@ def bomb(folder: Path) -> None:
 def packed_otherwise(folder: Path) -> None:
     """By a method whose pieces unpack as a whole: a few bytes become gigabytes."""
     with zipfile.ZipFile(folder / "reconstructions.npz", "w", zipfile.ZIP_BZIP2) as archive:
-        archive.writestr("inputs/leak0.npy", bytes(2**20))
+        archive.writestr("inputs/leak0.npy", bytes(2**17))
 
 
 def torn(folder: Path) -> None:
@@ -353,6 +368,24 @@ def twice(folder: Path) -> None:
 
 def text(content: str) -> Callable[[Path], None]:
     return lambda folder: (folder / "submission.json").write_text(content) and None
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).rename(folder.parent / name)
+        (folder / name).symlink_to(folder.parent / name)
+
+    return spoil
+
+
+def piped(name: str) -> Callable[[Path], None]:
+    """Who opens it waits for ever."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return spoil
 
 
 SHAPE = (3, 1, 1, 28, 28)
@@ -384,6 +417,12 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "no table": (text("[]"), "must hold a table"),
     "no number": (text('{"schema": NaN}'), "NaN is no number"),
     "deep": (text("[" * 50_000), "no JSON"),
+    "half a letter": (text('{"schema": 1, "name": "\\ud800"}'), "surrogates not allowed"),
+    "no float": (with_key("budget", {"seconds": 10**400}), "must be a number or null"),
+    "link": (linked("submission.json"), "is no plain file"),
+    "linked arrays": (linked("reconstructions.npz"), "is no plain file"),
+    "pipe": (piped("submission.json"), "is no plain file"),
+    "piped arrays": (piped("reconstructions.npz"), "is no plain file"),
     "large": (text('"' + "x" * 2**17 + '"'), "bytes; allowed: up to 65536"),
     "double": (text('{"schema": 1, "schema": 1}'), "a key is there twice"),
 }
@@ -400,6 +439,19 @@ def test_what_is_wrong_with_a_submission_is_one_sentence(
         scoring.score(submission, game / "answers.npz")
     assert words in str(raised.value) and "\n" not in str(raised.value)
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", ["score.json", "score.md"])
+def test_a_link_in_a_submission_leads_to_nothing_that_is_written(
+    game: Path, submission: Path, tmp_path: Path, leakbench: Callable[..., Any], name: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine", encoding="utf-8")
+    (submission / name).symlink_to(precious)
+    done = leakbench("score", submission, "--answers", game / "answers.npz")
+    assert done.code == 2
+    assert f"{name}: is no plain file" in done.errors
+    assert precious.read_text(encoding="utf-8") == "mine"
 
 
 def test_an_npz_is_not_loaded_to_be_looked_at(submission: Path) -> None:

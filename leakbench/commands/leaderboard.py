@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from leakbench.report.content import Report
     from leakbench.spec import Plan
 
+SCORE_PAGE = "score.md"
+
 
 def pack(
     what: Annotated[
@@ -42,6 +44,8 @@ def pack(
 ) -> None:
     """Make a leak pack: gradients of victims that nobody knows, for any tool to attack."""
     add_folders(plugins or ())
+    if not out.name:
+        raise LeakbenchError(f"--out: '{out}' has no name; give a new folder for the pack")
     kept = answers if answers is not None else out.with_name(f"{out.name}.answers.npz")
     plan = _plan(what, profile, defense, settings)
     from leakbench.data.catalog import data_root
@@ -78,7 +82,7 @@ def score(
     """Judge a submission by the rules of its pack; it is read as data and never executed."""
     from leakbench.data.catalog import data_root
     from leakbench.leaderboard import scores, scoring
-    from leakbench.leaderboard.files import write_json
+    from leakbench.leaderboard.files import require_plain, write_json
 
     found = scoring.score(submission, answers, data_root())
     folder = out if out is not None else submission
@@ -87,8 +91,10 @@ def score(
     except OSError as error:
         raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
     page = scores.to_markdown(found)
+    for name in (scores.FILE, SCORE_PAGE):
+        require_plain(folder / name)  # a link in the submission may lead to a file of ours
     write_json(folder / scores.FILE, scores.to_json(found))
-    write(folder / "score.md", page)
+    write(folder / SCORE_PAGE, page)
     print(page, end="")
     say(f"{folder}/score.json, score.md")
 
@@ -107,8 +113,9 @@ def board(
 
     scored: list[Score] = []
     reports: list[Report] = []
-    for source in sources:
-        file = _score_file(source)
+    files = [(each, _score_file(each)) for each in sources]
+    once = {(file or source).resolve(): (source, file) for source, file in files}
+    for source, file in once.values():
         if file is None:
             reports.append(loading.load(source).content())
         else:

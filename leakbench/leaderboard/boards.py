@@ -187,8 +187,14 @@ def _attacks(scores: Sequence[Score]) -> list[AttackTable]:
 
 def _attack_table(own: Sequence[tuple[Score, Row]]) -> AttackTable:
     score, first = own[0]
-    rule = next((each for each in score.counts if each.recovers), None)
     entries = [_attack_entry(each, row) for each, row in own]
+    rules = set(entries[0].rates)
+    if any(set(entry.rates) != rules for entry in entries):
+        raise LeakbenchError(
+            f"pack {score.pack:.16}..., row {first.row!r:.80}: its scores have rates of different "
+            "rules; allowed: scores of one leakbench; score the submissions again"
+        )
+    rule = next((each for each in score.counts if each.recovers and each.name in rules), None)
     if rule is not None:
         rates = [entry.rates[rule.name] for entry in entries]
         entries = [
@@ -244,12 +250,16 @@ def _defenses(report: Report) -> tuple[list[DefenseTable], list[Unranked]]:
     names = next((r.name for r in report.rules if r.names and not r.paper), None)
     leaks: dict[str, list[ReportCell]] = {}
     for cell in report.cells:
-        if cell.knowledge == "adaptive" and cell.networks:
-            leaks.setdefault(cell.leak_id, []).append(cell)
+        leaks.setdefault(cell.leak_id, []).append(cell)
     tables: dict[tuple[str, ...], DefenseTable] = {}
     unranked: dict[str, list[str]] = {}
-    for cells in leaks.values():
-        first = cells[0]
+    for attacked in leaks.values():
+        first = attacked[0]
+        cells = [cell for cell in attacked if cell.knowledge == "adaptive" and cell.networks]
+        if not cells:
+            reason = "no attacker who knows it has a result"
+            unranked.setdefault(reason, []).append(first.label)
+            continue
         cost = _cost(report, first)
         reason = "no rule asks for the victim himself" if exact is None else ""
         if cost is None or cost.accuracy.value is None:

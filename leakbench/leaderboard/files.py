@@ -156,6 +156,17 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         raise LeakbenchError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def require_plain(path: Path) -> None:
+    """Refuse what a stranger's folder may hold in place of a file: a link, which leads elsewhere; a
+    pipe or a device, which keep a reader waiting. What is not there is for the reader to miss.
+
+    Raises:
+        LeakbenchError: the path is neither a file nor nothing.
+    """
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+        raise LeakbenchError(f"{path}: is no plain file; allowed: no link, folder, pipe or device")
+
+
 def checksum(path: Path) -> str:
     """SHA-256 of a file.
 
@@ -170,7 +181,7 @@ def checksum(path: Path) -> str:
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
-    """A table from strict JSON: no nan, no key twice.
+    """A table from strict JSON: no nan, no key twice, no half of a surrogate pair.
 
     Raises:
         LeakbenchError: it cannot be read, is too large, or holds something else.
@@ -181,6 +192,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
             raise LeakbenchError(f"{path}: has {size} bytes; allowed: up to {most}")
         text = path.read_bytes().decode("utf-8")
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()  # halves of letters could not be written
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
     except (RecursionError, ValueError) as error:

@@ -54,6 +54,8 @@ def make(
     """
     if kept.resolve().is_relative_to(folder.resolve()):
         raise LeakbenchError(f"{kept}: lies in the pack, which is passed on; allowed: elsewhere")
+    if kept.exists():
+        raise LeakbenchError(f"{kept}: is there already; allowed: a new file for the answers")
     packing = _Packing(plan=plan, root=root, seed=secrets.randbits(62))
     for cell, grants in _leaks_of(plan):
         packing.add(cell, grants)
@@ -61,8 +63,8 @@ def make(
         missing = "; ".join(packing.missing)
         raise LeakbenchError(f"{plan.file}: nothing to pack{': ' if missing else ''}{missing}")
     try:
-        folder.mkdir(parents=True)
         kept.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
     except OSError as error:
         raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
     save(folder / packs.NUMBERS, packing.arrays)

@@ -15,7 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from leakbench.errors import LeakbenchError
-from leakbench.leaderboard.files import Arrays, read_json, require_known, save, write_json
+from leakbench.leaderboard.files import (
+    Arrays,
+    read_json,
+    require_known,
+    require_plain,
+    save,
+    write_json,
+)
 from leakbench.leaderboard.packs import SCHEMA, Pack, PackedLeak
 from leakbench.plain import from_json
 from leakbench.spec import Knowledge
@@ -100,11 +107,13 @@ def read(folder: Path, pack: Pack) -> OpenSubmission:
     """A submission for a pack, checked before any array is loaded.
 
     Raises:
-        LeakbenchError: a file that is missing, too large, or damaged; a key that is missing,
-            unknown or of another kind; another pack's; an array that nobody asked for, or of
-            another shape or type; no answer at all.
+        LeakbenchError: a file that is missing, no plain one, too large, or damaged; a key that is
+            missing, unknown or of another kind; another pack's; an array that nobody asked for, or
+            of another shape or type; no answer at all.
     """
     where = folder / DESCRIPTION
+    for path in (where, folder / NUMBERS):
+        require_plain(path)
     table = read_json(where, MOST_DESCRIPTION)
     if table.get("schema") != SCHEMA:
         text = f"schema {table.get('schema')!r:.40}, this leakbench reads {SCHEMA}"
