@@ -57,7 +57,9 @@ class LabelledRule:
 
     def first(self, record: Record, effort: Spent = "steps") -> int | None:
         """Steps or evaluations done when an iterate first met it; 0 steps is the start."""
-        return self.firsts((record,), effort)[0]
+        kind = "first_step" if effort == "steps" else "first_evaluations"
+        steps: int | None = (record.get(kind) or {}).get(self.judged.name)
+        return steps
 
     def firsts(self, records: Iterable[Record], effort: Spent = "steps") -> list[int | None]:
         """`first` of each of these."""
