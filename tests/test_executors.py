@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from leakbench import executors, manifest, merging, pieces, planning, runner
+from leakbench.commands.report import write_reports
 from leakbench.commands.running import seconds_of
 from leakbench.described import PlannedTraining
 from leakbench.errors import LeakbenchError
@@ -323,6 +324,19 @@ def test_shards_of_trainings_are_dealt_out() -> None:
     ]
     parts = [pieces.trainings_of(trained, Shard(i + 1, 2)) for i in range(2)]
     assert parts == [[("a", 0), ("c", 0)], [("b", 0)]]
+
+
+def test_the_report_of_a_part_says_which_it_is(plan: Any, tmp_path: Path) -> None:
+    small = plan("nothing")
+    run(small, tmp_path / "part", shard=Shard(2, 2))
+    page = write_reports(tmp_path / "part")
+    assert page.title == f"{small.title}: part 2/2 of the plan"
+    assert (tmp_path / "part" / "report.md").read_text().startswith(f"# {page.title}")
+    (said,) = [note.text for note in page.notes if "part 2/2" in note.text]
+    assert "mnist 2." in said and not any("Run the suite again" in n.text for n in page.notes)
+    run(small, tmp_path / "part")
+    whole = write_reports(tmp_path / "part")
+    assert whole.title == small.title and not any("part " in note.text for note in whole.notes)
 
 
 @pytest.mark.independent_rows

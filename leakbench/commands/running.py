@@ -158,8 +158,10 @@ def history_of(plan: Plan, base: Path, device: str, named: Sequence[Path] = ()) 
         LeakbenchError: a named run that cannot be read.
     """
     from leakbench import history, runner
+    from leakbench.loading import existing
 
-    folders = named or history.runs_of(plan.name, plan.profile, base, RUNS.parent)
+    folders = [existing(run).folder for run in named]
+    folders = folders or history.runs_of(plan.name, plan.profile, base, RUNS.parent)
     found = history.read(folders, device, runner.device_name(device))
     for reason in found.unread:
         if named:

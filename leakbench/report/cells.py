@@ -105,10 +105,11 @@ def build(
     for training in trained:
         datasets.setdefault(training.cell.dataset, training.title or training.cell.dataset)
     priced = costs.build(plan, trained, records, cells)
+    part = str(manifest.get("shard", ""))
     return Report(
         suite=plan.name,
         profile=plan.profile,
-        title=plan.title,
+        title=f"{plan.title}: part {part} of the plan" if part else plan.title,
         source=plan.source,
         question=plan.question,
         reading_guide=plan.reading_guide,
@@ -132,7 +133,9 @@ def build(
         attackers=_attackers(plan),
         cells=cells,
         costs=priced,
-        notes=notes_of(plan.notes, cells, priced, rules, label_priors(planned), unmeasured(trials)),
+        notes=notes_of(
+            plan.notes, cells, priced, rules, label_priors(planned), unmeasured(trials), part
+        ),
         baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
         manifest=dict(manifest),
         damage=damage,

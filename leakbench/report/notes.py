@@ -20,6 +20,7 @@ def notes_of(
     rules: Sequence[LabelledRule],
     label_priors: Mapping[str, float],
     unmeasured: Mapping[tuple[str, str], Sequence[str]],
+    part: str = "",
 ) -> tuple[Note, ...]:
     """All notes of a report, in reading order; tables refer to them by number.
 
@@ -29,6 +30,7 @@ def notes_of(
         rules: Of the plan.
         label_priors: See `ceilings.label_priors`.
         unmeasured: See `measured.unmeasured`.
+        part: i/n where the run is a part of its plan, see `pieces.Shard`.
     """
     return (
         *_suite_notes(remarks, [*cells, *costs]),
@@ -40,7 +42,7 @@ def notes_of(
         *_masking_notes(cells),
         *_member_notes(cells),
         *_network_notes(cells),
-        *_absence_notes(cells),
+        *_absence_notes(cells, part),
         *_failure_notes(cells),
         *_prior_notes(label_priors),
         *_unmeasured_notes(unmeasured),
@@ -231,7 +233,7 @@ def _network_notes(cells: Sequence[ReportCell]) -> list[Note]:
     return [_note(text, list(dict.fromkeys(cell.dataset for cell in few)))]
 
 
-def _absence_notes(cells: Sequence[ReportCell]) -> list[Note]:
+def _absence_notes(cells: Sequence[ReportCell], part: str) -> list[Note]:
     """Planned trials that are in no rate."""
     skipped: dict[tuple[str, str], int] = {}
     missing: dict[str, int] = {}
@@ -248,6 +250,11 @@ def _absence_notes(cells: Sequence[ReportCell]) -> list[Note]:
     if missing:
         places = ", ".join(f"{dataset} {count}" for dataset, count in missing.items())
         text = f"Planned trials without a result yet: {places}. Run the suite again to continue."
+        if part:
+            text = (
+                f"This is part {part} of the plan: trials of other parts, and those that are left "
+                f"of this one, are not here: {places}. `leakbench merge` joins the parts."
+            )
         notes.append(_note(text, list(missing)))
     return notes
 
