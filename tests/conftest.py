@@ -178,3 +178,65 @@ def pictured_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             clamped_errors=np.tile([0.25, 1e-4], len(records)),
         )  # fmt: skip
     return folder
+
+
+SMALL_SUITE = """
+schema = 1
+name = "small"
+title = "Two rows"
+datasets = ["mnist"]
+
+[model]
+name = "cnn2"
+
+[training]
+batch_size = {{ mnist = 4 }}
+
+[attack]
+name = "cpl"
+parameters = {{ steps = {steps} }}
+
+[knowledge.naive]
+
+[[defenses]]
+id = "none"
+name = "none"
+label = "none"
+
+[[defenses]]
+id = "other"
+label = "other"
+{other}
+
+[[rules]]
+name = "strict"
+label = "strict"
+kind = "strict"
+threshold = 0.01
+
+[gallery]
+defense = "none"
+
+[profiles.quick]
+networks = 1
+victims = {victims}
+snapshots = [1]
+"""
+
+
+@pytest.fixture
+def small_suite(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a suite: digits on `cnn2`, CPL, an undefended row and another one -> its file."""
+
+    def write(
+        other: str = 'name = "dp_baseline"\nparameters = {clip = 4.0, noise_multiplier = 0.01}',
+        *,
+        steps: int,
+        victims: int,
+    ) -> Path:
+        path = tmp_path / "small.toml"
+        text = SMALL_SUITE.format(other=other, steps=steps, victims=victims)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write

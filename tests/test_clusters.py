@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,11 @@ from leakbench.suite import resolve
 
 ray = pytest.importorskip("ray")
 
-SUITE = """
-schema = 1
-name = "nodes"
-title = "Two rows"
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 4 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 3 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "dp"
-name = "dp_baseline"
-label = "DP"
-parameters = { clip = 4.0, noise_multiplier = 0.01 }
-
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[gallery]
-defense = "none"
-
-[profiles.quick]
-networks = 1
-victims = 12
-"""
-
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(small_suite: Callable[..., Path]) -> Plan:
     """A small plan of 24 trials."""
-    path = tmp_path / "nodes.toml"
-    path.write_text(SUITE, encoding="utf-8")
-    return resolve(str(path))
+    return resolve(str(small_suite(steps=3, victims=12)))
 
 
 @pytest.fixture

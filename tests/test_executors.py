@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,48 +28,6 @@ from leakbench.runner import Outcome, Progress
 from leakbench.spec import Limits, Plan
 from leakbench.suite import resolve
 from leakbench.working import Done, Task
-
-SUITE = """
-schema = 1
-name = "hostile"
-title = "A row that harms beside one that does not"
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 4 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 1 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "harms"
-name = "harms"
-label = "harms"
-
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[gallery]
-defense = "none"
-
-[profiles.quick]
-networks = 1
-victims = 2
-"""
 
 HARMS = '''
 import os
@@ -130,21 +88,22 @@ VICTIMS = 2
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def plan(
+    small_suite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Plan]:
     """Makes the plan with a row that harms so."""
     folder = tmp_path / "plugins" / "defenses"
     folder.mkdir(parents=True)
     (folder / "harms.py").write_text(HARMS, encoding="utf-8")
     monkeypatch.setenv(FOLDERS, str(folder.parent))
-    path = tmp_path / "hostile.toml"
-    path.write_text(SUITE, encoding="utf-8")
+    path = small_suite('name = "harms"', steps=1, victims=VICTIMS)
 
     def make(how: str, *settings: str) -> Plan:
         flag = tmp_path / "flag"
-        said = f"defenses.harms.parameters={{how='{how}', flag='{flag}'}}"
+        said = f"defenses.other.parameters={{how='{how}', flag='{flag}'}}"
         return resolve(str(path), settings=[said, *settings])
 
-    yield make
+    return make
 
 
 def run(plan: Plan, folder: Path, **options: Any) -> Outcome:
@@ -171,7 +130,7 @@ def without_identity(folder: Path) -> list[Record]:
 
 def said(folder: Path) -> set[tuple[str, str]]:
     """Status and reason of the trials of the row that harms."""
-    return {(each["status"], each["reason"]) for each in results(folder, "harms").values()}
+    return {(each["status"], each["reason"]) for each in results(folder, "other").values()}
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -213,9 +172,9 @@ def test_a_thread_that_a_plugin_leaves_running_keeps_nobody_waiting(
     plan: Any, tmp_path: Path
 ) -> None:
     plan("thread")  # writes nothing; the files are there
-    words = ["--set", "defenses.harms.parameters={how='thread'}", "--device", "cpu"]
+    words = ["--set", "defenses.other.parameters={how='thread'}", "--device", "cpu"]
     done = subprocess.run(
-        [sys.executable, "-m", "leakbench.cli", "run", "hostile.toml", *words,
+        [sys.executable, "-m", "leakbench.cli", "run", "small.toml", *words,
          "--executor", "serial", "--out", "run"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -416,7 +375,7 @@ def test_a_signal_during_the_start_ends_with_code_3(
 ) -> None:
     plan("nothing")
     process = subprocess.Popen(
-        [sys.executable, "-m", "leakbench.cli", "run", "hostile.toml", "--device", "cpu"],
+        [sys.executable, "-m", "leakbench.cli", "run", "small.toml", "--device", "cpu"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     listening(process, signal.SIGTERM)  # that Python has nothing for, so all of them
@@ -433,7 +392,7 @@ def test_a_deadline_ends_a_run_and_the_same_command_goes_on(plan: Any, tmp_path:
     del long
     words = [
         "run",
-        "hostile.toml",
+        "small.toml",
         "--device",
         "cpu",
         "--chunk",

@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,49 +22,6 @@ from leakbench.suite import resolve
 KILLS = int(os.environ.get("LEAKBENCH_KILLS", "10"))
 """How often a run is killed; more for who has the time."""
 
-SUITE = """
-schema = 1
-name = "killed"
-title = "Two rows and a training"
-datasets = ["mnist"]
-
-[model]
-name = "cnn2"
-
-[training]
-batch_size = { mnist = 4 }
-
-[attack]
-name = "cpl"
-parameters = { steps = 4 }
-
-[knowledge.naive]
-
-[[defenses]]
-id = "none"
-name = "none"
-label = "none"
-
-[[defenses]]
-id = "dp"
-name = "dp_baseline"
-label = "DP"
-parameters = { clip = 4.0, noise_multiplier = 0.01 }
-
-[[rules]]
-name = "strict"
-label = "strict"
-kind = "strict"
-threshold = 0.01
-
-[gallery]
-defense = "none"
-
-[profiles.quick]
-networks = 1
-victims = 16
-snapshots = [1]
-"""
 TRIALS = 2 * 16
 
 DRIVER = """
@@ -102,10 +60,11 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.independent_rows
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_kills_at_any_moment_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+def test_kills_at_any_moment_lose_nothing_and_repeat_nothing(
+    small_suite: Callable[..., Path], tmp_path: Path
+) -> None:
     """Driver and workers are forked by one server, whose children are killed at once."""
-    suite = tmp_path / "killed.toml"
-    suite.write_text(SUITE, encoding="utf-8")
+    suite = small_suite(steps=4, victims=16)
     runner.run(resolve(str(suite)), tmp_path / "calm", root=None, chunk_size=2)
     calm = results(tmp_path / "calm")
     context = multiprocessing.get_context("forkserver")
