@@ -404,7 +404,7 @@ def test_a_deadline_ends_a_run_and_the_same_command_goes_on(plan: Any, tmp_path:
     ]
     slow = ["--set", "attack.parameters.steps=100000"]
     done = subprocess.run(
-        [sys.executable, "-m", "leakbench.cli", *words, *slow, "--deadline", "12s"],
+        [sys.executable, "-m", "leakbench.cli", *words, *slow, "--deadline", "6s"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
