@@ -172,8 +172,12 @@ def pictured_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             class_names=np.array([str(record["label"]) for record in records]),
             mean_image=data.public.mean(dim=0).numpy(),
             snapshot_steps=steps, snapshots=np.stack(nearer).astype(np.float32),
-            trace=np.geomspace(10, 1e-6, 30)[None].repeat(len(records), axis=0),
-            clamped_lengths=np.full(len(records), 2), clamped_steps=np.tile([0, 5], len(records)),
+            trace=np.where(
+                np.arange(30) < np.array([[record["steps"]] for record in records]),
+                np.geomspace(10, 1e-6, 30), np.nan,
+            ),
+            clamped_lengths=np.full(len(records), 2),
+            clamped_steps=np.array([[0, min(5, record["steps"])] for record in records]).ravel(),
             clamped_evaluations=np.tile([0, 90], len(records)),
             clamped_errors=np.tile([0.25, 1e-4], len(records)),
         )  # fmt: skip

@@ -117,16 +117,47 @@ def test_the_same_pixels_are_kept_once(album: Album) -> None:
     assert pictures.add(image * np.nan) == pictures.add(np.full_like(image, 0.5)) == 1
 
 
+def points(text: str) -> list[tuple[int, int]]:
+    return [(int(x), int(y)) for x, y in (point.split(",") for point in text.split())]
+
+
 def test_a_line_stands_where_its_logarithm_is() -> None:
     values = np.geomspace(1e8, 1e-12, 21)  # the whole height, a power of ten a step
-    found = [tuple(map(int, point.split(","))) for point in line(values).split()]
+    found = points(line(values, np.arange(21), 20))
     assert found[0] == (0, 0) and found[-1] == (120, 56) and len(found) == 21
     for (across, down), value in zip(found, values, strict=True):
         power = math.log10(value)
         assert abs(down - 56 * (8 - power) / 20) <= 0.5 and abs(across - 6 * (8 - power)) <= 0.5
-    assert line(np.array([0.0, 1e99])) == "0,56 120,0"
-    assert line(np.array([1.0])) == line(np.array([math.nan, 1.0])) == ""
-    assert len(line(np.ones(100_000)).split()) == album_making.MOST_POINTS
+    two = np.arange(2)
+    assert line(np.array([0.0, 1e99]), two, 1) == "0,56 120,0"
+    assert line(np.array([1.0]), two[:1], 1) == line(np.array([math.nan, 1.0]), two, 1) == ""
+    many = np.arange(100_000)
+    assert len(line(np.ones(100_000), many, many[-1]).split()) == album_making.MOST_POINTS
+
+
+def test_loss_and_error_stand_over_the_same_steps(run: LoadedRun, album: Album) -> None:
+    """Of a trial its own, however long the longest trace of the file is."""
+    lengths = set()
+    for victim, attempt in attempts(album):
+        (fact,) = (f for f in (*victim.facts, *attempt.facts) if re.fullmatch(r"steps \d+", f))
+        assert attempt.steps == int(fact.split()[1])
+        lengths.add(attempt.steps)
+        for drawn, first in ((attempt.loss, 1), (attempt.error, 0)):
+            across = [x for x, _ in points(drawn)]
+            assert across[0] == round(120 * first / attempt.steps) and across[-1] == 120
+    assert len(lengths) > 1  # some end early, and their arrays are as long as those of the others
+    page = renderings.to_html(run.content(), album=album)
+    for length in lengths:
+        assert f"<span>step 0</span><span>step {length}</span>" in page
+
+
+def test_losses_reported_less_often_reach_the_last_step() -> None:
+    loss = np.array([5.0, 4.0, 3.0, math.nan])  # three reports in 30 steps, and padding
+    steps = album_making._loss_steps(loss, 30)
+    assert steps[:3].tolist() == [10, 20, 30]
+    assert [x for x, _ in points(line(loss, steps, 30))] == [40, 80, 120]
+    each = album_making._loss_steps(loss, 3)
+    assert each[:3].tolist() == [1, 2, 3]
 
 
 def test_fewer_steps_then_fewer_victims_fit(run: LoadedRun, album: Album) -> None:

@@ -30,7 +30,8 @@ class Attempt:
         words: its raw MSE / SSIM, or how the trial ended. success: by the suite's strict rule.
         rank: what it named, in words, "" where that is not known.
         right: distance of the victim, in words. nearest: the nearest of the others.
-        loss, error: points of a line each, see `line`. trace: both in words.
+        loss, error: points of a line each, from step 0 to `steps`, see `line`. trace: both in
+            words.
         facts: fields of the record, "name value", without those that all attempts share.
     """
 
@@ -44,6 +45,7 @@ class Attempt:
     nearest: tuple[Neighbour, ...]
     loss: str
     error: str
+    steps: int
     trace: str
     facts: tuple[str, ...]
 

@@ -284,6 +284,7 @@ class _Draft:
         mse = math.inf if record["mse_raw"] is None else record["mse_raw"]
         loss = np.asarray(arrays["trace"][row], dtype=np.float64) if "trace" in arrays else _NONE
         error = descent(record, arrays, row) if "clamped_lengths" in arrays else _NONE
+        steps = len(error) - 1 if len(error) else int(record.get("steps") or 0)
         apart = record.get("distance_clamped")
         nearest: tuple[Neighbour, ...] = ()
         if rough is not None and np.isfinite(arrays["inputs"][row]).all():
@@ -297,8 +298,9 @@ class _Draft:
             rank=_rank_words(record),
             right="" if apart is None else compact(apart),
             nearest=nearest,
-            loss=line(loss),
-            error=line(error),
+            loss=line(loss, _loss_steps(loss, steps), steps),
+            error=line(error, np.arange(len(error)), steps),
+            steps=steps,
             trace=_trace_words(loss, error),
             facts=(),
         )
@@ -434,7 +436,7 @@ _NONE: Floats = np.zeros(0)
 def _no_picture(who: tuple[str, str, str], words: str) -> Attempt:
     return Attempt(
         label=who[1], knowledge=who[2], frames=(), words=words, success=False, rank="", right="",
-        nearest=(), loss="", error="", trace="", facts=(),
+        nearest=(), loss="", error="", steps=0, trace="", facts=(),
     )  # fmt: skip
 
 
@@ -445,11 +447,16 @@ def _rank_words(record: Record) -> str:
     return "names the victim" if rank == 1 else f"the victim is place {rank}"
 
 
-def line(values: Floats) -> str:
+def line(values: Floats, steps: NDArray[Any], last: int) -> str:
     """Points of a trace, "x,y x,y ...": steps from the left, powers of ten from below, in whole
     units of `WIDTH` and `HEIGHT`; "" for fewer than two. Zero and less stand at the bottom, what is
-    not finite is left out."""
-    if len(values) < 2:
+    not finite is left out.
+
+    Args:
+        values, steps: (n,) each, the step after which each value was seen.
+        last: step at the right end, the same for all lines of a picture; the left end is 0.
+    """
+    if len(values) < 2 or last < 1:
         return ""
     places = np.unique(np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int))
     points = []
@@ -458,9 +465,18 @@ def line(values: Floats) -> str:
         if math.isfinite(value):
             power = math.log10(value) if value > 0 else LOWEST
             share = (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST)
-            across = WIDTH * int(place) / (len(values) - 1)
+            across = WIDTH * float(steps[place]) / last
             points.append(f"{across:.0f},{HEIGHT * (1 - share):.0f}")
     return " ".join(points) if len(points) > 1 else ""
+
+
+def _loss_steps(loss: Floats, last: int) -> Floats:
+    """Steps after which the losses of a trial were seen, evenly up to its last step: 1, 2, ...
+    unless its attack reports less often. The nan at the end, where another trial of the same file
+    took longer, stand behind it."""
+    seen = np.flatnonzero(~np.isnan(loss))
+    own = int(seen[-1]) + 1 if len(seen) else 1
+    return np.arange(1, len(loss) + 1, dtype=np.float64) * last / own
 
 
 def _trace_words(loss: Floats, error: Floats) -> str:
