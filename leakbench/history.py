@@ -172,15 +172,18 @@ def trial_keys(cell: Cell) -> tuple[str, str]:
     closely = _without(cell.spec(), "defense", "defense_parameters", "snapshots", "seed")
     nearly = [
         cell.dataset, cell.model, cell.model_parameters, cell.attack, cell.knowledge,
-        cell.images_a_gradient, cell.federation, cell.rounds if cell.federation else (),
+        cell.images_a_gradient, cell.weights, cell.pretraining, cell.federation,
+        cell.rounds if cell.federation else (),
     ]  # fmt: skip
     return canonical(closely), canonical(["trial", *nearly])
 
 
 def training_keys(cell: UtilityCell) -> tuple[str, str]:
-    """What trainings are alike in: all but the seed; then what decides the time of an example."""
+    """What trainings are alike in: all but the seed; then what decides the time of an example:
+    data set, network, defense, and the schedule but for rounds and learning rate."""
     closely = _without(cell.spec(), "seed")
-    nearly = [cell.dataset, cell.model, cell.model_parameters, cell.defense]
+    schedule = _without(dict(cell.schedule), "rounds", "learning_rate")
+    nearly = [cell.dataset, cell.model, cell.model_parameters, cell.defense, schedule]
     return canonical(closely), canonical(["training", *nearly])
 
 
