@@ -71,6 +71,11 @@ class Run:
         """A folder that holds a run; LeakbenchError otherwise."""
         run = Run(folder)
         if not os.path.isdir(folder / "manifests"):  # unlike Path.is_dir it never raises
+            if os.path.isfile(run.path) or os.path.isfile(run.packed):
+                raise LeakbenchError(
+                    f"{folder}: records but no manifest, which says what was run; copy the whole "
+                    "folder of the run, manifests/ too"
+                )
             if os.path.isfile(folder / "report.md"):
                 raise LeakbenchError(f"{folder}: a report only, its records are not there")
             raise LeakbenchError(f"{folder}: no run there; `leakbench run SUITE` makes one")

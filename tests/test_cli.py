@@ -362,10 +362,31 @@ def test_report_json_is_strict_and_has_the_promised_keys(leakbench: Command, mad
 
 
 def test_a_report_goes_to_a_file(leakbench: Command, made: Made) -> None:
-    args = ("--format", "csv", "--out", "copy.csv")
-    done = leakbench("report", made.folder, *args, cwd=made.cwd)
-    assert (done.code, done.out, done.errors) == (0, "", "")
-    assert (made.cwd / "copy.csv").read_text() == (made.folder / "report.csv").read_text()
+    for name, *more in (
+        ("copy.csv",), ("copy.md", "--full"), ("copy.html",), ("copy.JSON", "--format", "json"),
+    ):  # fmt: skip
+        done = leakbench("report", made.folder, *more, "--out", name, cwd=made.cwd)
+        assert (done.code, done.out, done.errors) == (0, "", "")
+        of_run = made.folder / f"report{Path(name).suffix.lower()}"
+        assert (made.cwd / name).read_text() == of_run.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("page.html", "--format", "md"), "its ending and --format md contradict each other"),
+        (("page.html", "--full"), "its ending and --full contradict each other"),
+        (("page.pdf",), "a report is written as .md, .csv, .html, .json, not as '.pdf'"),
+        (("page", "--format", "md"), "not as ''"),
+    ],
+)
+def test_the_ending_of_a_file_says_the_format(
+    refused: Callable[..., str], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    name, *more = arguments
+    run = Path(__file__).parent.parent / "results" / "tifs_table3-quick"
+    assert words in refused("report", run, "--out", name, *more, cwd=tmp_path)
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.slow

@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 
 from leakbench import executors, manifest, merging, pieces, planning, runner
 from leakbench.commands.report import write_reports
-from leakbench.commands.running import seconds_of
+from leakbench.commands.running import interruptible, seconds_of
 from leakbench.described import PlannedTraining
 from leakbench.errors import LeakbenchError
 from leakbench.executors import Executor, Processes, Serial
@@ -409,6 +410,20 @@ def test_a_deadline_ends_a_run_and_the_same_command_goes_on(plan: Any, tmp_path:
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "stopped by the deadline" in done.stderr
+
+
+def test_a_deadline_names_a_folder_only_where_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, words in (
+        (tmp_path, f"what is done is kept in {tmp_path}: run"),
+        (tmp_path / "new", "stopped by the deadline; nothing was done yet: run the same command"),
+    ):
+        with pytest.raises(typer.Exit) as ended, interruptible(folder) as stop:
+            stop.ask("the deadline")
+        said = capsys.readouterr().err
+        assert ended.value.exit_code == 3 and words in said
+        assert str(tmp_path / "new") not in said
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "0", "5 m", "1e3", "101d", "nan", "٣m"])

@@ -73,6 +73,16 @@ def test_what_was_written_is_read(run: Run) -> None:
     assert run.path.read_bytes().count(b"\n") == 3
 
 
+@pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+def test_records_without_a_manifest_are_said_to_be_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "report.md").touch()
+    with pytest.raises(LeakbenchError, match="a report only, its records are not there"):
+        Run.existing(tmp_path)
+    (tmp_path / name).touch()
+    with pytest.raises(LeakbenchError, match="records but no manifest"):
+        Run.existing(tmp_path)
+
+
 def test_a_frame_has_one_row_a_trial(run: Run) -> None:
     """Trainings, of which the run holds three, are none."""
     old = (Path(__file__).parent / "old_run" / "records.jsonl").read_bytes().splitlines()[0]

@@ -37,13 +37,18 @@ def report(
         Format | None, typer.Option(help="All of it as md, csv, html or json.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="All of it, as md.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write all of it to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write all of it to this file, .md, .csv, .html or .json."),
+    ] = None,
 ) -> None:
     """Print what a run found: what leaked to whom, what held; --full: every table and note."""
+    if out is not None:
+        format = _format_of(out, format, full)
     from leakbench.loading import opened
 
     found = opened(run)
-    if format is None and not full and out is None:
+    if format is None and not full:
         print_answer(found.content())
         say("all of it: --full, or --format md|csv|html|json")
     else:
@@ -53,6 +58,24 @@ def report(
         else:
             write(out, text)
     end_of_reading(found.damage)
+
+
+def _format_of(out: Path, format: Format | None, full: bool) -> Format:
+    """By the ending of a file.
+
+    Raises:
+        LeakbenchError: it has none of the four, or another one than what is asked for.
+    """
+    ending = out.suffix[1:].lower()
+    if ending not in set(Format):
+        allowed = ", ".join(f".{each}" for each in Format)
+        raise LeakbenchError(
+            f"--out {out}: a report is written as {allowed}, not as '{out.suffix}'"
+        )
+    asked = "--full" if full and format is None else f"--format {format}"
+    if ending != (format or (Format.md if full else ending)):
+        raise LeakbenchError(f"--out {out}: its ending and {asked} contradict each other")
+    return Format(ending)
 
 
 def gallery(

@@ -237,7 +237,8 @@ def interruptible(folder: Path, seconds: float | None = None) -> Iterator[Stop]:
             yield stop
     except (KeyboardInterrupt, Stopped):
         by = f" by {stop.reason}" if stop.reason else ""
-        say(f"stopped{by}; what is done is kept in {folder}: run the same command again to go on")
+        kept = f"what is done is kept in {folder}" if folder.is_dir() else "nothing was done yet"
+        say(f"stopped{by}; {kept}: run the same command again to go on")
         raise typer.Exit(3) from None
 
 
