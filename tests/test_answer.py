@@ -21,6 +21,7 @@ from leakbench.errors import LeakbenchError
 from leakbench.report import outcome_figures, pictures, renderings, strips
 from leakbench.report.answer import Answer, Step, answer
 from leakbench.report.content import DatasetEntry, Note, Report
+from leakbench.report.figures import look_of, page_of
 from leakbench.report.kinds import FigureKind
 from leakbench.statistics import Interval
 
@@ -202,6 +203,17 @@ def test_figures_hold_text(kind: str, drawn: pictures.Drawn) -> None:
         "printed": "not reproduced (5)",
     }  # fmt: skip
     assert wanted[kind] in texts
+
+
+def test_the_papers_threshold_is_not_of_a_method(drawn: pictures.Drawn) -> None:
+    (row, *_) = outcome_figures.threshold_rows(drawn.outcomes)
+    paper = next(name.look for name in row.names if name.label.startswith("0.70"))
+    methods = [look_of(number) for number in range(32)]
+    assert paper["color"] not in {look["color"] for look in methods}
+    assert paper["linestyle"] not in {look["linestyle"] for look in methods}
+    for axes in page_of([row]).axes:
+        (line,) = [one for one in axes.lines if list(one.get_xdata()) == [0.7, 0.7]]
+        assert line.get_color() == paper["color"]
 
 
 def test_a_suite_that_attacks_nothing_has_no_such_figure(table3: Report) -> None:

@@ -146,6 +146,10 @@ def test_points_are_drawn_and_nothing_is_cut(
     assert heads == [
         "first and 1 more: add or remove one example", "third: add or remove one example",
     ]  # fmt: skip
+    seen = next(name.look for name in rows[0].names if name.label.startswith("seen"))
+    others = [name.look for name in rows[0].names if name.look is not seen]
+    assert seen["markerfacecolor"] == "none"  # a ring, of one round too
+    assert all("markerfacecolor" not in look for look in others)
     assert crowded(rows, 7.16) == crowded(rows, 3.5) == []
 
 

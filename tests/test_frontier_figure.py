@@ -108,8 +108,8 @@ def test_epsilon_is_in_words_and_whoever_promises_none_has_another_mark(
     names = {name.label: name.look for name in rows[0].names}
     assert names["a  no noise (no guarantee)"]["marker"] == "s"
     least, most = (
-        names["b  C=4, sigma=6 (epsilon 0.0334)"],
-        names["aa  C=4, sigma=1 (epsilon 0.602)"],
+        names["b  C=4, sigma=6 (epsilon 0.0334 at delta 1.0e-5)"],
+        names["aa  C=4, sigma=1 (epsilon 0.602 at delta 1.0e-5)"],
     )
     assert least["marker"] == most["marker"] == "o"
     gray = [float(np.dot(look["color"][:3], (0.299, 0.587, 0.114))) for look in (least, most)]

@@ -205,7 +205,10 @@ def _joined(labels: Sequence[str]) -> str:
 
 
 def _look(name: str) -> dict[str, Any]:
-    return look_of(list(_NAMES).index(name))
+    look = look_of(list(_NAMES).index(name))
+    if name == SEEN:  # a ring: told apart where there is one point, and shows what it surrounds
+        look |= {"markersize": 6, "markerfacecolor": "none"}
+    return look
 
 
 def _draw(axes: Axes, one: Spending) -> None:

@@ -336,15 +336,17 @@ def _ticks(axes: Axes, axis: str, inches: float, *, whole: bool = False) -> dict
     scale = axes.get_xscale() if axis == "x" else axes.get_yscale()
     most = max(3, int(3.2 * inches))
     if scale != "linear":
-        decades = _decades(10.0 if scale == "symlog" else low, high, most)
-        if scale == "symlog":
-            return {0.0: "0", **decades}
-        if len(decades) > 1:
-            return decades
+        start, zero = (10.0, {0.0: "0"}) if scale == "symlog" else (low, {})
+        found = {**zero, **_decades(start, high, most)}
+        fives = {**zero, **_fives(start, high, 2 * most)}
+        if len(found) < 3 <= len(fives):
+            found = fives
+        if len(found) > 1:
+            return found
     places = MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=whole).tick_values(low, high)
     slack = 1e-9 * (high - low)
     inside = [float(v) for v in places if low - slack <= v <= high + slack]
-    return {v: compact(0.0 if abs(v) < slack else v) for v in inside if scale == "linear" or v > 0}
+    return {v: compact(0.0 if abs(v) < slack else v) for v in inside if scale != "log" or v > 0}
 
 
 def _decades(low: float, high: float, most: int) -> dict[float, str]:
@@ -354,6 +356,16 @@ def _decades(low: float, high: float, most: int) -> dict[float, str]:
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
     step = max(1, -(-(last - first + 1) // most))
     return {10.0**p: power(p) for p in range(first, last + 1) if p % step == 0}
+
+
+def _fives(low: float, high: float, most: int) -> dict[float, str]:
+    """1, 2 and 5 of each power of ten between; none where they are more than `most`."""
+    if not 0 < low <= high:
+        return {}
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    places = [float(f"{digit}e{p}") for p in powers for digit in (1, 2, 5)]
+    inside = [value for value in places if low <= value <= high]
+    return {value: compact(value) for value in inside} if len(inside) <= most else {}
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -32,6 +32,7 @@ class TradeOff:
 
     label: str
     epsilon: float | None
+    delta: float | None
     accuracy: Interval
     recovered: Interval | None
     named: Interval | None
@@ -66,6 +67,7 @@ def trade_offs(report: Report) -> dict[str, list[TradeOff]]:
             TradeOff(
                 label=cost.label,
                 epsilon=None if cost.privacy is None else cost.privacy.epsilon,
+                delta=None if cost.privacy is None else cost.privacy.delta,
                 accuracy=cost.accuracy,
                 recovered=_highest(rows, "exact"),
                 named=_highest(rows, "named", "matched"),
@@ -158,6 +160,8 @@ def letters(number: int) -> str:
 
 def _words(one: TradeOff) -> str:
     promised = "no guarantee" if one.epsilon is None else f"epsilon {compact(one.epsilon)}"
+    if one.epsilon is not None and one.delta is not None:
+        promised += f" at delta {compact(one.delta)}"
     return f"{one.label} ({promised})"
 
 

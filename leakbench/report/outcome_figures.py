@@ -328,7 +328,13 @@ def _diagonal(axes: Axes, points: Sequence[PrintedPair]) -> None:
 # ------------------------------------------------------------------------------ shared
 
 _SHARES = (-0.03, 1.03)
-_PRINT: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.0, "zorder": 0}
+# Of no method: gray, and in dashes that none has.
+_PRINT: dict[str, Any] = {
+    "color": "#4d4d4d",
+    "linewidth": 1.3,
+    "linestyle": (0, (6, 2)),
+    "zorder": 0,
+}
 _TRIVIAL: dict[str, Any] = {"color": GRAY, "linewidth": 0.8, "linestyle": ":", "zorder": 0}
 _BESIDE = (
     Name(label=f"{PAPER:.2f}, the papers' threshold", look=_PRINT),
