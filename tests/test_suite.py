@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -1453,3 +1454,9 @@ def test_the_documented_suites_are_suites(write: Callable[[str], str]) -> None:
     long = TINY[: TINY.index("[[printed]]")].replace('id = "dp"', 'id = "dp_baseline"')
     found = resolve(write(f"{long}{printed}[profiles.quick]\nnetworks = 1\nvictims = 2\n")).printed
     assert {row: p.asr for (_, row), p in found.items()} == {"none": "1", "dp_baseline": "0.23"}
+
+
+def test_a_path_that_is_no_text_is_refused() -> None:
+    """The run's manifest could not hold it."""
+    with pytest.raises(LeakbenchError, match="not text in UTF-8"):
+        resolve(os.fsdecode(b"suite\xff.toml"))

@@ -131,7 +131,7 @@ def _side(run: LoadedRun) -> Side:
         f"suite {plan.name}, profile {plan.profile}, {plan.networks} networks x {plan.victims} "
         f"victims. {where_words(run.described.facts)}"
     )
-    return Side(name=run.name, words=printable(words))
+    return Side(name=printable(run.name), words=printable(words))
 
 
 def _lead(compared: Compared) -> str:

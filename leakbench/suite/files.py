@@ -53,9 +53,12 @@ def find(suite: str) -> tuple[Path, str]:
     """File of a suite by name or by the path of a .toml file, and what to call it in errors.
 
     Raises:
-        LeakbenchError: no suite of that name, or one that cannot be used.
+        LeakbenchError: no suite of that name, one that cannot be used, or a path that is no text.
     """
     if suite.endswith(".toml") or "/" in suite:
+        if not suite.isascii() and suite != suite.encode(errors="replace").decode():
+            text = "its name is not text in UTF-8, which a run could not write down"
+            raise LeakbenchError(f"suite file {suite}: {text}")
         return Path(suite), suite
     same = [each for each in listed() if each.name == suite]
     for each in same:
