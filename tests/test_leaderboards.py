@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -100,13 +101,19 @@ def test_attacks_are_ranked_on_the_same_leaks_only() -> None:
         scored("weak", rate(0.1, 0.0, 0.3)),
         scored("strong", rate(0.9, 0.7, 1.0)),
         scored("as strong", rate(0.8, 0.6, 0.95)),
-        scored("elsewhere", rate(0.0, 0.0, 0.1), pack="b" * 64),
+        scored("nobody", rate(0.0, 0.0, 0.8)),  # no worse than chance has it, and no success
+        scored("elsewhere", rate(0.1, 0.0, 0.3), pack="b" * 64),
+        scored("nowhere", rate(0.0, 0.0, 0.1), pack="c" * 64),
     ]
-    first, second = boards.board(several, ()).attacks
+    found = boards.board(several, ())
+    first, second, third = found.attacks
     assert [(each.name, each.place) for each in first.entries] == [
-        ("strong", 1), ("as strong", 1), ("weak", 3),
+        ("strong", 1), ("as strong", 1), ("weak", 3), ("nobody", None),
     ]  # fmt: skip
     assert [(each.name, each.place) for each in second.entries] == [("elsewhere", 1)]
+    assert [(each.name, each.place) for each in third.entries] == [("nowhere", None)]
+    (line,) = (line for line in pages.to_markdown(found).splitlines() if "nowhere" in line)
+    assert [cell.strip() for cell in line.split("|")][1:3] == ["nowhere", "-"]
 
 
 def test_scores_of_other_judges_do_not_mix() -> None:
@@ -260,6 +267,9 @@ def test_words_of_strangers_stay_words() -> None:
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
     said = scores.to_markdown(dataclasses.replace(hostile, rows=(row,)))
     assert "<" not in said and "](" not in said.replace("\\]", "")
+    said = scores.to_terminal(dataclasses.replace(hostile, rows=(row,)))
+    assert "\x1b" not in said and "<script>alert(1)</script>|\"' onload=x" in said
+    assert not set(re.findall(r"&\w+;|\\[_*`#<|\]]", said))  # nothing is escaped for a page
 
 
 def test_links_are_links() -> None:
@@ -282,6 +292,8 @@ def test_from_a_suite_to_a_board(leakbench: Callable[..., Any], tmp_path: Path) 
     (folder / "submission.json").write_text(json.dumps(said))
     done = leakbench("score", folder, "--answers", "pack.answers.npz", cwd=tmp_path)
     assert done.code == 0 and done.out.startswith("# zeros\n")
+    assert "clamped MSE < " in done.out and "&lt;" not in done.out
+    assert "clamped MSE &lt; " in (folder / "score.md").read_text()
     assert "0.00 [0.00, 0.39]" in done.out  # Wilson's, 0 of 6
     done = leakbench("board", folder, folder / "score.json", folder, "--out", "board", cwd=tmp_path)
     assert done.code == 0

@@ -90,12 +90,11 @@ def score(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
-    page = scores.to_markdown(found)
     for name in (scores.FILE, SCORE_PAGE):
         require_plain(folder / name)  # a link in the submission may lead to a file of ours
     write_json(folder / scores.FILE, scores.to_json(found))
-    write(folder / SCORE_PAGE, page)
-    print(page, end="")
+    write(folder / SCORE_PAGE, scores.to_markdown(found))
+    print(scores.to_terminal(found), end="")
     say(f"{folder}/score.json, score.md")
 
 

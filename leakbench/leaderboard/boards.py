@@ -27,7 +27,8 @@ class AttackEntry(Entry):
     """One submission on one row of a pack.
 
     Attributes:
-        place: by the rate of victims recovered; None where the pack has no such rule.
+        place: by the rate of victims recovered; None for who recovered none, or where the pack has
+            no such rule.
         rates: by the pack's rules. mse, psnr: medians.
         evaluations, seconds, hardware: as its maker says.
     """
@@ -198,7 +199,7 @@ def _attack_table(own: Sequence[tuple[Score, Row]]) -> AttackTable:
     if rule is not None:
         rates = [entry.rates[rule.name] for entry in entries]
         entries = [
-            replace(entry, place=place)
+            replace(entry, place=place if entry.rates[rule.name].value else None)
             for entry, place in zip(entries, places(rates, above), strict=True)
         ]
         entries.sort(key=lambda entry: _order(entry, rule))
@@ -218,9 +219,10 @@ def _attack_table(own: Sequence[tuple[Score, Row]]) -> AttackTable:
 
 
 def _order(entry: AttackEntry, rule: Counts) -> tuple[float, float, float]:
-    """By place, then rate, then error: of those that share a place the first looks best."""
+    """By place, then rate, then error: of those that share a place the first looks best. Who has
+    none comes last."""
     error = math.inf if entry.mse.value is None else entry.mse.value
-    return entry.place or 0, -(entry.rates[rule.name].value or 0.0), error
+    return entry.place or math.inf, -(entry.rates[rule.name].value or 0.0), error
 
 
 def _attack_entry(score: Score, row: Row) -> AttackEntry:

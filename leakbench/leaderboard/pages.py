@@ -45,8 +45,8 @@ class Section:
 
 HOW_ATTACKS = (
     "Every attack met the same gradients, of victims that nobody knew but the scorer. Places are "
-    "by the share of victims recovered; attacks whose 95 % intervals meet share a place. "
-    "Evaluations, time and hardware are as submitted."
+    "by the share of victims recovered; attacks whose 95 % intervals meet share a place, and who "
+    "recovered nobody has none. Evaluations, time and hardware are as submitted."
 )
 
 HOW_DEFENSES = (

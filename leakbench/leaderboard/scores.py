@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,13 @@ from leakbench.leaderboard.submissions import Submission
 from leakbench.plain import from_json
 from leakbench.printable import printable
 from leakbench.report.renderings import markdown_table
-from leakbench.report.words import (
-    Table,
-    compact,
-    interval_words,
-    rate_words,
-)
+from leakbench.report.words import DASH, Table, compact, interval_words
 from leakbench.statistics import Interval
 
 FILE = "score.json"
+
+MOST_DECIBELS = 200.0
+"""In medians the PSNR of an input without any error, above what float32 can tell; written inf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +129,36 @@ def to_table(score: Score) -> Table:
 
 
 def to_markdown(score: Score) -> str:
-    """The table, what counts, what was spent, and every input."""
+    """The table, what counts, what was spent, and every input; words of strangers stay words."""
+    table = markdown_table(inert_table(to_table(score)))
+    return _written(score, table, inert)
+
+
+def to_terminal(score: Score) -> str:
+    """The same, as words are: nothing escaped but what moves a cursor."""
+    table = to_table(score)
+    rows = [[*map(printable, row)] for row in (table.header, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return _written(score, "\n".join(lines), printable)
+
+
+def _written(score: Score, table: str, safe: Callable[[str], str]) -> str:
+    """safe: what makes words of strangers harmless there."""
     said = score.submission
     parts = [
-        f"# {inert(said.name)}",
-        f"Scored on the pack {inert(score.pack_title)} ({inert(score.pack_name)}), checksum "
+        f"# {safe(said.name)}",
+        f"Scored on the pack {safe(score.pack_title)} ({safe(score.pack_name)}), checksum "
         f"{score.pack}.",
-        inert(said.method),
-        f"{said.knowledge}; {inert(budget_words(said))}. {inert(said.link)}".strip(),
-        markdown_table(inert_table(to_table(score))),
-        "\n".join(f"- {inert(each.label)}: {inert(each.condition)}" for each in score.counts),
+        safe(said.method),
+        f"{said.knowledge}; {safe(budget_words(said))}. {safe(said.link)}".strip(),
+        table,
+        "\n".join(f"- {safe(each.label)}: {safe(each.condition)}" for each in score.counts),
         "Rates and medians are with 95 % intervals, over networks, then victims.",
     ]
     for row in score.rows:
-        lines = "\n".join(f"- {inert(line)}" for line in victim_words(row))
-        parts += [f"## {inert(row.label)} ({inert(row.dataset)})", lines]
+        lines = "\n".join(f"- {safe(line)}" for line in victim_words(row))
+        parts += [f"## {safe(row.label)} ({safe(row.dataset)})", lines]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -158,9 +171,14 @@ def error_words(error: Interval) -> str:
 
 def decibels(psnr: Interval) -> str:
     """A PSNR with its ends, one decimal."""
-    ends = (psnr.value, psnr.low, psnr.high)
-    value, low, high = ("-" if each is None else f"{each:.1f}" for each in ends)
+    value, low, high = map(_decibel_words, (psnr.value, psnr.low, psnr.high))
     return value if psnr.low is None and psnr.high is None else f"{value} [{low}, {high}]"
+
+
+def _decibel_words(psnr: float | None) -> str:
+    if psnr is None:
+        return DASH
+    return "inf" if psnr >= MOST_DECIBELS else f"{psnr:.1f}"
 
 
 def budget_words(said: Submission) -> str:
@@ -178,7 +196,7 @@ def victim_words(row: Row) -> list[str]:
     """A line an input."""
     return [
         f"{each.leak} {each.place}: MSE {compact(each.mse)}, PSNR "
-        f"{'inf' if each.psnr is None else rate_words(each.psnr)} dB"
+        f"{_decibel_words(MOST_DECIBELS if each.psnr is None else each.psnr)} dB"
         f"{', ' + ', '.join(each.passed) if each.passed else ''}"
         for each in row.victims
     ]

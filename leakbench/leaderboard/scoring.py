@@ -16,14 +16,11 @@ from leakbench.errors import LeakbenchError
 from leakbench.judging import Descent, Judge, judge_by
 from leakbench.leaderboard import answers, submissions
 from leakbench.leaderboard.packs import SCHEMA, PackedLeak
-from leakbench.leaderboard.scores import Row, Score, Victim
+from leakbench.leaderboard.scores import MOST_DECIBELS, Row, Score, Victim
 from leakbench.metrics.rules import succeeded
 from leakbench.mixed_rows import in_units
 from leakbench.statistics import median_interval, rate_interval
 from leakbench.victims import Victims, label_overlap
-
-MOST_DECIBELS = 200.0
-"""PSNR of an input without any error, which would be infinite: above what float32 can tell."""
 
 
 def score(folder: Path, kept: Path, root: Path | None = None) -> Score:
