@@ -216,6 +216,27 @@ def test_the_papers_threshold_is_not_of_a_method(drawn: pictures.Drawn) -> None:
         assert line.get_color() == paper["color"]
 
 
+def test_rows_that_stay_at_zero_have_a_limit_to_their_end(drawn: pictures.Drawn) -> None:
+    """Eight networks of two victims: of none in 16, Wilson's upper end is z^2 / (16 + z^2)."""
+    rows = outcome_figures.effort_rows(drawn.known.plan, drawn.outcomes)
+    for row, outcomes in zip(rows, drawn.outcomes.values(), strict=True):
+        (axes,) = page_of([row]).axes
+        limit = next(name for name in row.names if name.label.startswith("95 % limit"))
+        (line,) = [
+            one for one in axes.lines if one.get_linestyle() == "--" and one.get_marker() == "None"
+        ]
+        spent = [
+            max(record["evaluations"] for record in one.trials.all_entering)
+            for one, curve in zip(outcomes, axes.lines, strict=False)
+            if max(curve.get_ydata()) == 0
+        ]
+        height = 1.959964**2 / (16 + 1.959964**2)
+        assert line.get_color() == limit.look["color"] and len(spent) > 1
+        assert line.get_xydata().tolist() == [
+            [0, pytest.approx(height)], [max(spent), pytest.approx(height)],
+        ]  # fmt: skip
+
+
 def test_a_suite_that_attacks_nothing_has_no_such_figure(table3: Report) -> None:
     empty = dataclasses.replace(table3, cells=())
     assert answer(empty).strips == ()

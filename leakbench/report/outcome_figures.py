@@ -174,7 +174,11 @@ def effort_rows(plan: Plan, found: Outcomes) -> list[Row]:
         )  # fmt: skip
 
     return [
-        Row(title=title, panels=[panel(outcomes)], names=_names(outcomes))
+        Row(
+            title=title,
+            panels=[panel(outcomes)],
+            names=[*_names(outcomes), *_limit(outcomes, rule)],
+        )
         for title, outcomes in found.items()
     ]
 
@@ -192,21 +196,40 @@ def followed(plan: Plan) -> LabelledRule:
     return rules[0]
 
 
+def _firsts(one: Outcome, rule: LabelledRule) -> tuple[list[int], int, int]:
+    """Evaluations after which its trials succeeded, in order, the most that any spent, and how many
+    trials there are."""
+    records = one.trials.all_entering
+    first = sorted(
+        spent for record in records if (spent := rule.first(record, "evaluations")) is not None
+    )
+    return first, max([1, *first, *(r.get("evaluations") or 0 for r in records)]), len(records)
+
+
+def _limit(outcomes: Sequence[Outcome], rule: LabelledRule) -> list[Name]:
+    """Name of the limit of rows in which nobody is recovered, where there are any."""
+    some = any(not _firsts(one, rule)[0] for one in outcomes)
+    return [Name(label="95 % limit of rows that stay at 0", look=_LIMIT)] if some else []
+
+
 def _effort(axes: Axes, outcomes: Sequence[Outcome], rule: LabelledRule) -> None:
+    never: dict[int, int] = {}  # trials -> most evaluations, of rows that stay at 0
     for number, one in enumerate(outcomes):
-        records = one.trials.all_entering
-        first = sorted(
-            spent for record in records if (spent := rule.first(record, "evaluations")) is not None
-        )
-        end = max([*first, *(record.get("evaluations") or 0 for record in records)], default=1)
+        first, end, count = _firsts(one, rule)
+        if not first:
+            never[count] = max(end, never.get(count, 0))
         some = _some(len(first))
         times = [0, *(first[place] for place in some), end]
         counts = [0, *(place + 1 for place in some), len(first)]
         look = _look(number)
-        axes.step(times, [c / len(records) for c in counts], where="post", **look)
-        low, high = zip(*(wilson(c, len(records)) for c in counts), strict=True)
+        axes.step(times, [c / count for c in counts], where="post", **look)
+        low, high = zip(*(wilson(c, count) for c in counts), strict=True)
         if first:
             axes.fill_between(times, low, high, step="post", alpha=0.12, color=look["color"])
+    for count, end in never.items():  # one for all of as many trials: they would hide each other
+        _, limit = wilson(0, count)
+        axes.plot([0, end], [limit, limit], **_LIMIT)
+        axes.fill_between([0, end], 0, limit, alpha=0.12, color=GRAY, linewidth=0)
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(left=0)
     axes.set_ylim(*_SHARES)
@@ -336,6 +359,7 @@ _PRINT: dict[str, Any] = {
     "zorder": 0,
 }
 _TRIVIAL: dict[str, Any] = {"color": GRAY, "linewidth": 0.8, "linestyle": ":", "zorder": 0}
+_LIMIT: dict[str, Any] = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (2, 1)), "zorder": 1}
 _BESIDE = (
     Name(label=f"{PAPER:.2f}, the papers' threshold", look=_PRINT),
     Name(label="mean image, start image", look=_TRIVIAL),
