@@ -85,6 +85,30 @@ def test_victims_that_the_suite_picks_come_first(album: Album, run: LoadedRun) -
     assert section.picked[1].anchor == f"victim-1-{worst['network']}-{worst['victim']}"
 
 
+def test_what_a_victim_is_the_worst_of_is_said(album: Album, run: LoadedRun) -> None:
+    (section,) = album.sections
+    assert (
+        section.picked_by == "Median, worst and the like are of the raw MSE in non-private, naive."
+    )
+    assert section.picked_by in renderings.to_html(run.content(), album=album)
+
+
+def test_where_a_defense_changed_nothing_the_picture_says_so(album: Album, run: LoadedRun) -> None:
+    """Three rows with noise that comes later let one small gradient through, twice each."""
+    said = {
+        (attempt.label, attempt.knowledge, victim_number(victim))
+        for victim, attempt in attempts(album)
+        if attempt.words.endswith("; the defense changed nothing here")
+    }
+    labels = {each.cell.row: each.cell.label for each in run.described.cells}
+    wanted = {
+        (labels[r["row"]], r["knowledge"], r["victim"])
+        for r in run.records.values()
+        if r["dataset"] == "mnist" and r["row"] != "none" and "defense_noop" in r["flags"]
+    }
+    assert said == wanted and len(wanted) == 6
+
+
 def test_the_nearest_wrong_candidates_stand_beside(album: Album) -> None:
     everyone = load("mnist").candidates.numpy().reshape(1000, -1).astype(np.float64)
     for victim, attempt in attempts(album)[:40]:

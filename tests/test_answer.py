@@ -101,6 +101,15 @@ def test_the_sentences_of_the_shipped_table(said: Answer) -> None:
     assert not faces.headers and "LEAKBENCH_DATA" in faces.sentences[0].text
 
 
+def test_a_guarantee_is_missing_behind_it_or_behind_any_of_them(table3: Report) -> None:
+    dyn = [cell for cell in table3.cells if cell.row.startswith("dp_dyn")]
+    for count, words in ((2, "behind any of them."), (1, "behind it.")):
+        rows = list(dict.fromkeys(cell.row for cell in dyn))[:count]
+        cells = tuple(cell for cell in dyn if cell.row in rows)
+        (held, *_) = answer(dataclasses.replace(table3, cells=cells)).strips[0].sentences
+        assert held.kind == "held" and words in held.text
+
+
 def test_who_picks_from_a_list_recovers_nothing(table3: Report) -> None:
     cells = [
         dataclasses.replace(cell, grants=("candidates",), attack="candidates")

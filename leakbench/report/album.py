@@ -71,6 +71,7 @@ class Section:
         steps: words for the places of the slider: start, each step, returned.
         attackers: (label, knowledge) of each column.
         picked, others: victims that the suite's rule picks, and the rest of those shown.
+        picked_by: what the picked ones are the median and the worst of, "" without any.
         text: what is not shown, and why; "" if all is.
     """
 
@@ -80,6 +81,7 @@ class Section:
     picked: tuple[Shown, ...]
     others: tuple[Shown, ...]
     text: str
+    picked_by: str = ""
 
     @property
     def victims(self) -> tuple[Shown, ...]:

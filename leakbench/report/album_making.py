@@ -207,6 +207,8 @@ class _Draft:
                 self.trials.setdefault(place, {})[who] = record
         self.text: list[str] = []
         self.why: dict[Place, str] = {}
+        self.picked_by = ""
+        self._defended = {each.cell.row for each in cells if each.cell.defense != "none"}
         self.victims: list[Shown] = []
         if not any((run.folder / "reconstructions").glob("*.npz")):
             return  # an exported run: nobody needs the data, which take seconds to load
@@ -229,6 +231,8 @@ class _Draft:
         for each in chosen.victims:
             place = int(each.record["network"]), int(each.record["victim"])
             found[place] = f"{found[place]}, {each.why}" if place in found else each.why
+            by = printable(f"{each.cell.label}, {each.cell.knowledge}")
+            self.picked_by = f"Median, worst and the like are of the raw MSE in {by}."
         return found
 
     def _read(self, run: Run, wanted: Sequence[Place]) -> Iterator[Shown]:
@@ -279,7 +283,7 @@ class _Draft:
         row: int,
         rough: NDArray[np.float32] | None,
     ) -> Attempt:
-        _, label, knowledge = who
+        row_name, label, knowledge = who
         judged = record["status"] in JUDGED
         mse = math.inf if record["mse_raw"] is None else record["mse_raw"]
         loss = np.asarray(arrays["trace"][row], dtype=np.float64) if "trace" in arrays else _NONE
@@ -289,11 +293,14 @@ class _Draft:
         nearest: tuple[Neighbour, ...] = ()
         if rough is not None and np.isfinite(arrays["inputs"][row]).all():
             nearest = self._neighbours.of(record["victim"], arrays["inputs"][row], rough[row])
+        words = under(mse, record["ssim"]) if judged else str(record["status"])
+        if row_name in self._defended and "defense_noop" in (record.get("flags") or ()):
+            words += "; the defense changed nothing here"
         return Attempt(
             label=label,
             knowledge=knowledge,
             frames=tuple(self._frames(arrays, row)) if judged else (),
-            words=under(mse, record["ssim"]) if judged else str(record["status"]),
+            words=words,
             success=self._rule is not None and self._rule.met(record),
             rank=_rank_words(record),
             right="" if apart is None else compact(apart),
@@ -380,6 +387,7 @@ class _Draft:
             picked=tuple(picked),
             others=tuple(victim for victim in chosen if victim not in picked),
             text=" ".join(said),
+            picked_by=self.picked_by if picked else "",
         )
         return section, spent
 

@@ -399,7 +399,8 @@ def _held(rows: Sequence[StripRow], cells: Mapping[str, Sequence[ReportCell]]) -
     if without and len(without) < len(rows):
         parts += [Part(text=" No guarantee stands behind "), *_listed(without), Part(text=".")]
     elif without:
-        parts.append(Part(text=" No guarantee stands behind it."))
+        behind = "any of them" if len(rows) > 1 else "it"
+        parts.append(Part(text=f" No guarantee stands behind {behind}."))
     proven = [step.rate.value or 0.0 for row in rows if (step := row.step("ceiling"))]
     if proven and max(proven) < _NO_BOUND:
         parts.append(
