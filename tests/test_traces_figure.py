@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from matplotlib.figure import Figure
 
 import leakbench as lb
 from leakbench import runner
@@ -19,7 +20,7 @@ from leakbench.report.figures import page_of
 from leakbench.report.kinds import FigureKind
 from leakbench.report.measured import Trials
 from leakbench.report.outcome_figures import Outcome
-from leakbench.report.traces_figure import MOST_TRIALS, quartiles, traces_of, traces_rows
+from leakbench.report.traces_figure import MOST_TRIALS, _draw, quartiles, traces_of, traces_rows
 from leakbench.suite import resolve
 
 LOSSES = [[8.0, 4.0, 2.0, 1.0], [9.0, 3.0], [7.0, 7.0, 6.0], [5.0], [6.0, 2.0, 2.5]]
@@ -74,6 +75,22 @@ def test_the_median_and_its_band_are_drawn(crowded: Callable[..., list[str]]) ->
     corners = {tuple(point) for point in loss.collections[0].get_paths()[0].vertices.tolist()}
     assert {(0.0, 6.0), (0.0, 8.0), (3.0, 2.5), (3.0, 5.0)} <= corners
     assert crowded(rows, 7.16) == crowded(rows, 3.5) == []
+
+
+def test_a_line_that_ended_early_reaches_the_end_and_equal_lines_show_their_marks() -> None:
+    def short(name: str, digest: str = "") -> dict[str, np.ndarray]:
+        return {name: rows[:, :2] if name == "trace" else rows for name, rows in read("").items()}
+
+    first, second = outcome(5), outcome(5)
+    (long,) = traces_of({"": [first]}, read)[""]
+    (ended,) = traces_of({"": [second]}, short)[""]
+    assert ended.loss.shape == (5, 2)
+    figure = Figure()
+    axes = figure.add_subplot()
+    _draw(axes, [long.loss, ended.loss, ended.loss], most=3)
+    assert axes.get_xlim() == (0, 3)
+    assert [line.get_ydata().tolist() for line in axes.lines[1:]] == [[7, 4, 4, 4]] * 2
+    assert len({line.get_markevery() for line in axes.lines}) == 3
 
 
 def test_of_many_trials_the_first_are_read() -> None:

@@ -8,7 +8,7 @@ so far, which only who has the original knows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ MOST_TRIALS = 48
 """Of a line, so that a page of many trials opens files for seconds, not minutes."""
 _MOST_POINTS = 150
 _LEAST = 1e-16
+_MARKS = 0.26
+"""From mark to mark of a line, in diagonals of the axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,17 +142,22 @@ def traces_rows(found: Outcomes, read: Arrays) -> list[Row]:
         LeakbenchError: see `traces_of`.
     """
 
-    def panel(head: str, values: Sequence[Floats]) -> Panel:
+    def panel(head: str, values: Sequence[Floats], most: int) -> Panel:
         return Panel(
-            head=head, across="steps", up="", draw=lambda axes: _draw(axes, values), whole=True
-        )
+            head=head, across="steps", up="", draw=lambda axes: _draw(axes, values, most),
+            whole=True,
+        )  # fmt: skip
 
     return [
         Row(
             title=title,
             panels=[
-                panel("loss that the attack sees", [trace.loss for trace in some]),
-                panel("squared error of the best step so far", [trace.error for trace in some]),
+                panel("loss that the attack sees", [trace.loss for trace in some], _most(some)),
+                panel(
+                    "squared error of the best step so far",
+                    [trace.error for trace in some],
+                    _most(some),
+                ),
             ],
             names=[
                 Name(label=trace.label, look=look_of(number)) for number, trace in enumerate(some)
@@ -160,22 +167,29 @@ def traces_rows(found: Outcomes, read: Arrays) -> list[Row]:
     ]
 
 
-def _draw(axes: Axes, values: Iterable[Floats]) -> None:
-    most, drawn = 1, []
+def _most(some: Sequence[Trace]) -> int:
+    """Steps of the longest line: to there all are drawn."""
+    return max(2, *(len(each.T) for one in some for each in (one.loss, one.error))) - 1
+
+
+def _draw(axes: Axes, values: Sequence[Floats], most: int) -> None:
+    drawn = []
     for number, each in enumerate(values):
         if not each.size:
             continue
-        low, middle, high = quartiles(each)
+        ended = ((0, 0), (0, most + 1 - each.shape[1]))
+        low, middle, high = quartiles(np.pad(each, ended, mode="edge"))
         steps = _places(len(middle))
         shown = np.isfinite(middle[steps]) & (middle[steps] > 0)
-        look = look_of(number) | {"markevery": 0.13}
+        # Each begins its marks elsewhere: of equal lines the last would hide all others.
+        start = _MARKS * number / len(values)
+        look = look_of(number) | {"markevery": (start, _MARKS)}
         axes.plot(steps[shown], np.maximum(middle[steps][shown], _LEAST), **look)
         axes.fill_between(
             steps[shown], np.clip(low[steps][shown], _LEAST, 1e300),
             np.clip(high[steps][shown], _LEAST, 1e300), alpha=0.12, color=look["color"],
             linewidth=0,
         )  # fmt: skip
-        most = max(most, len(middle) - 1)
         drawn += [*middle[steps][shown]]
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(0, most)
