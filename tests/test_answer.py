@@ -88,7 +88,10 @@ def test_every_row_is_in_one_sentence(said: Answer) -> None:
 def test_the_sentences_of_the_shipped_table(said: Answer) -> None:
     digits = said.strips[0]
     leaked, held, missed = digits.sentences
-    assert leaked.text.startswith("Recovered: non-private (16 of 16, 0.81 to 1.00); DP-baseline, ")
+    first = "Recovered: non-private (16 of 16, 95 % interval 0.81 to 1.00); DP-baseline, noise on "
+    assert leaked.text.startswith(f"{first}the mean (16 of 16, 0.81 to 1.00, by an attacker ")
+    for strip in said.strips:
+        assert sum(s.text.count("95 % interval") for s in strip.sentences) == bool(strip.headers)
     assert "by an attacker who knows the defense; 0.06 by one who ignores it" in leaked.text
     assert (
         "after the place where this attacker reads: DP-baseline, noise on the mean" in leaked.text

@@ -9,6 +9,7 @@ speak.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -303,6 +304,7 @@ def _sentences(
         about = [row for row in rows if row.kind == kind]
         if about:
             found.append(write(about, cells))
+    found = _saying_what_ends_are(found)
     missed = [(row, cell) for row, group in cells.items() for cell in group if _missed(cell)]
     if missed:
         found.append(_not_reproduced(missed))
@@ -314,6 +316,19 @@ def _sentences(
         why = f": {'; '.join(reasons)}" if reasons else ""
         text = [Part(text="Not measured: "), *_listed(absent), Part(text=f"{why}.")]
         found.append(Sentence(kind="not measured", parts=tuple(text)))
+    return found
+
+
+def _saying_what_ends_are(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The same, the first interval of them introduced as one; names of rows are left alone."""
+    found = list(sentences)
+    for number, sentence in enumerate(found):
+        for place, part in enumerate(sentence.parts):
+            text = re.sub(r"^ \((\d+ of \d+), (?=\d)", r" (\1, 95 % interval ", part.text)
+            if not part.row and text != part.text:
+                parts = (*sentence.parts[:place], Part(text=text), *sentence.parts[place + 1 :])
+                found[number] = Sentence(kind=sentence.kind, parts=parts)
+                return found
     return found
 
 
