@@ -217,6 +217,21 @@ def test_figures_hold_text(kind: str, drawn: pictures.Drawn) -> None:
     assert wanted[kind] in texts
 
 
+def test_every_point_beside_print_says_what_it_is(drawn: pictures.Drawn) -> None:
+    (row,) = outcome_figures.printed_rows(drawn.content)
+    pairs = outcome_figures.printed_rates(drawn.content)
+    names = [name.label for name in row.names]
+    assert "MNIST handwritten digits, non-private" in " ".join(names)
+    (axes,) = page_of([row]).axes
+    for text in axes.texts:
+        for number in map(int, text.get_text().split(",")):
+            pair = pairs[number - 1]
+            assert text.xy == (pair.printed, pair.ours)
+            assert any(name.startswith(f"{number}  {pair.label}: ") for name in names)
+    shown = sorted(int(n) for text in axes.texts for n in text.get_text().split(","))
+    assert shown == list(range(1, len(pairs) + 1))
+
+
 def test_the_papers_threshold_is_not_of_a_method(drawn: pictures.Drawn) -> None:
     (row, *_) = outcome_figures.threshold_rows(drawn.outcomes)
     paper = next(name.look for name in row.names if name.label.startswith("0.70"))

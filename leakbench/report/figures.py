@@ -175,7 +175,7 @@ class _Placed:
     def height(self) -> float:
         panels = self.lines * self.line
         if self.beside:
-            return _TITLE + max(panels, self.legend) + _GAP
+            return _TITLE + max(panels, _HEAD + self.legend) + _GAP
         return _TITLE + panels + self.legend + _GAP
 
 

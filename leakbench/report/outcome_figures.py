@@ -16,7 +16,7 @@ from leakbench.described import PlannedCell
 from leakbench.errors import LeakbenchError
 from leakbench.records import Key, Record
 from leakbench.report.answer import answer
-from leakbench.report.content import Report
+from leakbench.report.content import CostEntry, Report, ReportCell
 from leakbench.report.figures import GRAY, Name, Panel, Row, look_of
 from leakbench.report.measured import LabelledRule, Trials, collect, mean_baselines, rules_of
 from leakbench.report.verdicts import decisive
@@ -33,6 +33,9 @@ READINGS = (
 
 PAPER = 0.70
 """The papers' threshold, whatever it is of."""
+
+MOST_LISTED = 30
+"""Of points beside print: the numbers of more would cover each other; the table has them."""
 
 MOST_POINTS = 500
 """Of a line: more are not to be told apart."""
@@ -253,14 +256,23 @@ def printed_rows(report: Report) -> list[Row]:
 
     def panel(words: str, points: Sequence[PrintedPair]) -> Panel:
         return Panel(
-            head=words, across="printed", up="measured", draw=lambda axes: _diagonal(axes, points)
-        )
+            head=words, across="printed", up="measured",
+            draw=lambda axes: _diagonal(
+                axes, points, first if points is not drawn[0][1] else 1, listed=listed
+            ),
+        )  # fmt: skip
 
+    first = 1 + len(drawn[0][1])  # of the second panel: numbers go on
+    listed = sum(len(points) for _, points in drawn) <= MOST_LISTED
     every = [point for _, points in drawn for point in points]
     names = [
         Name(label=f"{group} ({count})", look={**look, "linestyle": ""})
         for group, look in _VERDICTS.items()
         if (count := sum(point.group == group for point in every))
+    ]
+    names += [
+        Name(label=f"{place + 1}  {p.label}: {p.printed:.2f}, ours {p.ours:.2f}", look=_LISTED)
+        for place, p in enumerate(every if len(every) <= MOST_LISTED else ())
     ]
     panels = [panel(words, points) for words, points in drawn]
     return [Row(title="Printed against measured", panels=panels, names=names)]
@@ -268,8 +280,9 @@ def printed_rows(report: Report) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedPair:
-    """A printed number and ours; low, high: ends of its interval."""
+    """A printed number and ours; label: of what. low, high: ends of its interval."""
 
+    label: str
     printed: float
     ours: float
     low: float
@@ -293,7 +306,7 @@ def printed_rates(report: Report) -> list[PrintedPair]:
         pairs = [
             pair
             for name, word in words.items()
-            if (pair := _pair(printed, cell.asr[name], word)) is not None
+            if (pair := _pair(_label(report, cell), printed, cell.asr[name], word)) is not None
         ]
         if pairs:
             found.append(min(pairs, key=lambda pair: abs(pair.ours - pair.printed)))
@@ -303,19 +316,29 @@ def printed_rates(report: Report) -> list[PrintedPair]:
 def printed_accuracies(report: Report) -> list[PrintedPair]:
     """Of each training with a printed accuracy."""
     pairs = [
-        _pair(float(entry.printed_accuracy), entry.accuracy, entry.verdict)
+        _pair(_label(report, entry), float(entry.printed_accuracy), entry.accuracy, entry.verdict)
         for entry in report.costs
         if entry.printed_accuracy is not None and _is_number(entry.printed_accuracy)
     ]
     return [pair for pair in pairs if pair is not None]
 
 
-def _pair(printed: float, ours: Interval, verdict: str) -> PrintedPair | None:
+def _label(report: Report, entry: ReportCell | CostEntry) -> str:
+    """Data set, row, variant, and who attacks."""
+    known = report.datasets.get(entry.dataset)
+    title = entry.dataset if known is None else known.title.split(",")[0]
+    words = ", ".join(filter(None, (title, entry.label, entry.variant)))
+    return f"{words} ({entry.knowledge})" if isinstance(entry, ReportCell) else words
+
+
+def _pair(label: str, printed: float, ours: Interval, verdict: str) -> PrintedPair | None:
     if ours.value is None:
         return None
     low = ours.value if ours.low is None else ours.low
     high = ours.value if ours.high is None else ours.high
-    return PrintedPair(printed=printed, ours=ours.value, low=low, high=high, verdict=verdict)
+    return PrintedPair(
+        label=label, printed=printed, ours=ours.value, low=low, high=high, verdict=verdict
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -334,7 +357,8 @@ _VERDICTS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _diagonal(axes: Axes, points: Sequence[PrintedPair]) -> None:
+def _diagonal(axes: Axes, points: Sequence[PrintedPair], first: int, *, listed: bool) -> None:
+    """first: number of the first point. listed: numbers are written."""
     axes.plot([0, 1], [0, 1], color="#b0b7c3", linewidth=1, zorder=0)
     for group, look in _VERDICTS.items():
         some = [point for point in points if point.group == group]
@@ -344,6 +368,16 @@ def _diagonal(axes: Axes, points: Sequence[PrintedPair]) -> None:
                 [p.printed for p in some], [p.ours for p in some], yerr=ends, linestyle="",
                 elinewidth=0.8, alpha=0.85, **look,
             )  # fmt: skip
+    places: dict[tuple[float, float], list[int]] = {}
+    for number, point in enumerate(points if listed else (), start=first):
+        places.setdefault((point.printed, point.ours), []).append(number)
+    for (printed, ours), numbers in places.items():
+        right, up = (1 if printed < 0.5 else -1), (1 if ours < 0.5 else -1)
+        axes.annotate(
+            ",".join(map(str, numbers)), (printed, ours), (right, 5 * up), fontsize=5.5,
+            textcoords="offset points", ha="left" if right > 0 else "right",
+            va="bottom" if up > 0 else "top", rotation=90,
+        )  # fmt: skip
     axes.set_xlim(*_SHARES)
     axes.set_ylim(*_SHARES)
 
@@ -360,6 +394,7 @@ _PRINT: dict[str, Any] = {
 }
 _TRIVIAL: dict[str, Any] = {"color": GRAY, "linewidth": 0.8, "linestyle": ":", "zorder": 0}
 _LIMIT: dict[str, Any] = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (2, 1)), "zorder": 1}
+_LISTED: dict[str, Any] = {"linestyle": "", "marker": ""}
 _BESIDE = (
     Name(label=f"{PAPER:.2f}, the papers' threshold", look=_PRINT),
     Name(label="mean image, start image", look=_TRIVIAL),
