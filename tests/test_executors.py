@@ -378,6 +378,7 @@ def test_a_signal_during_the_start_ends_with_code_3(
     process = subprocess.Popen(
         [sys.executable, "-m", "leakbench.cli", "run", "small.toml", "--device", "cpu"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup it is ignored
     )  # fmt: skip
     listening(process, signal.SIGTERM)  # that Python has nothing for, so all of them
     for _ in range(2):  # an impatient one
