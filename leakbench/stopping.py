@@ -69,8 +69,17 @@ class Stop:
     @contextmanager
     def listening(self, seconds: float | None = None) -> Iterator[Stop]:
         """Within, signals of `SIGNALS` ask, and after so many seconds the deadline does; those
-        that were there before are put back. In the main thread only."""
+        that were there before are put back. In the main thread only.
+
+        Raises:
+            Stopped: another one who listened was asked, and what that raised got lost on the way,
+                in the import of a library that catches everything say.
+        """
         before = {number: signal.getsignal(number) for number in SIGNALS}
+        for handler in before.values():
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Stop) and outer.reason:
+                raise Stopped(outer.reason)
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # as nohup leaves SIGHUP
                 signal.signal(number, self._signalled)

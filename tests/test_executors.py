@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from leakbench.records import Key, Record, Run
 from leakbench.registry import FOLDERS
 from leakbench.runner import Outcome, Progress
 from leakbench.spec import Limits, Plan
+from leakbench.stopping import Stop, Stopped
 from leakbench.suite import resolve
 from leakbench.working import Done, Task
 
@@ -387,6 +389,29 @@ def test_a_signal_during_the_start_ends_with_code_3(
     assert process.returncode == 3, errors
     assert "stopped" in errors and "Traceback" not in errors
     assert out == ""
+
+
+def test_a_signal_that_got_lost_during_the_start_is_heard_later() -> None:
+    """Libraries catch everything while they are imported."""
+    with Stop().listening():
+        with suppress(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        with pytest.raises(Stopped, match="SIGTERM"), Stop().listening():
+            pass
+
+
+def test_what_is_shielded_is_finished_first() -> None:
+    stop, done = Stop(), []
+    with stop.listening():
+        with pytest.raises(Stopped, match="SIGINT"), stop.shielded():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            done.append("written")
+        stop.heard()
+        os.kill(os.getpid(), signal.SIGINT)  # nobody is impatient twice
+        time.sleep(0.01)
+    assert done == ["written"]
 
 
 def test_a_deadline_ends_a_run_and_the_same_command_goes_on(plan: Any, tmp_path: Path) -> None:
