@@ -14,7 +14,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -33,6 +35,37 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """What numpy writes. Others unpack a piece of the file as a whole, however large that gets."""
 
 _HEADER = 2**16  # bytes that are read to find the header of an array; numpy writes 128
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of an array says: its shape, its type, and how many bytes it takes itself."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole member."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+
+def header_of(member: IO[bytes], name: str) -> Header:
+    """The header that a member of an archive begins with.
+
+    Raises:
+        ValueError: it is none, or of a format that numpy's arrays of numbers do not need; `name` is
+            how an error calls the array. Whatever else of `DAMAGE`.
+    """
+    version = np.lib.format.read_magic(member)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(member)
+    else:
+        raise ValueError(f"{name} has the npy version {version}; allowed: (1, 0), (2, 0)")
+    return Header(tuple(map(int, shape)), dtype, member.tell())
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -90,21 +123,10 @@ def _check_sizes(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> No
             raise ValueError(f"'{each.filename}' is packed in another way than numpy packs arrays")
         with archive.open(each) as member:
             beginning = io.BytesIO(member.read(min(_HEADER, each.file_size)))
-        shape, dtype = _header(beginning)
-        said = math.prod(shape) * dtype.itemsize
-        if said != each.file_size - beginning.tell():
-            raise ValueError(f"'{each.filename}' has another size than its shape {shape} says")
-
-
-def _header(file: io.BytesIO) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"format {version} of numpy's arrays; allowed: (1, 0), (2, 0)")
-    return shape, dtype
+        header = header_of(beginning, f"'{each.filename}'")
+        if header.size != each.file_size:
+            text = f"has another size than its shape {header.shape} says"
+            raise ValueError(f"'{each.filename}' {text}")
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

@@ -19,11 +19,12 @@ from typing import Any
 from leakbench.arithmetic import PORTABLE, mode
 from leakbench.chunks import Chunk, ChunkResult
 from leakbench.data import load
+from leakbench.data.readers import reason
 from leakbench.errors import LeakbenchError
 from leakbench.identity import source_digest
 from leakbench.registry import FOLDERS
 from leakbench.utility import material
-from leakbench.working import Done, Task, Work, do
+from leakbench.working import Done, Task, Work, do, overdue
 
 PASSED_ON = (
     *PORTABLE, FOLDERS, "LEAKBENCH_ARITHMETIC", "LEAKBENCH_SETTLED", "LEAKBENCH_DATA",
@@ -82,7 +83,7 @@ class Ray:
                     logging_level="ERROR", runtime_env={"env_vars": environment}, **cores,
                 )  # fmt: skip
             except (ConnectionError, ValueError, RuntimeError) as error:
-                text = f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}"
+                text = f"no Ray cluster at {address!r}: {reason(error)}"
                 raise LeakbenchError(f"--ray-address: {text}") from None
             finally:
                 signal.signal(signal.SIGTERM, handler)  # Ray's would end with code 15
@@ -119,8 +120,7 @@ class Ray:
             if task.seconds is not None and now - begun > task.seconds:
                 self._ray.cancel(reference, force=True)
                 del self._under_way[reference]
-                lost = f"took more than {task.seconds:g} s; its process was ended"
-                return Done(task=task, seconds=now - begun, lost=lost, timeout=True)
+                return overdue(task, now - begun)
         return None
 
     def cancel(self) -> None:
@@ -166,14 +166,11 @@ def _checksum(work: Work) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def _do(task: Task, driver: Computes, data: str) -> tuple[ChunkResult | None, float]:
     """A task, in a process of a node."""
-    import torch
-
-    torch.set_num_threads(1)
     if (here := Computes.here()) != driver:
         raise LeakbenchError(f"a node of the cluster computes otherwise: {here}, here {driver}")
     if _checksum(task.work) != data:

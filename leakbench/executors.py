@@ -28,10 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-import torch
-
 from leakbench.stopping import SIGNALS
-from leakbench.working import Done, Task, do
+from leakbench.working import Done, Task, do, overdue
 
 
 class Executor(Protocol):
@@ -67,7 +65,6 @@ class Serial:
         """Do the next one, however long it takes."""
         if not self._waiting:
             return None
-        torch.set_num_threads(1)  # results are the same bits as a worker's
         return do(self._waiting.popleft())
 
     def cancel(self) -> None:
@@ -110,10 +107,10 @@ class Processes:
             if not busy:
                 return None
             now = time.monotonic()
-            overdue = next((worker for worker in busy if worker.until <= now), None)
+            late = next((worker for worker in busy if worker.until <= now), None)
             ready = wait([worker.connection for worker in busy], 0)
-            if overdue is not None and overdue.connection not in ready:
-                return self._end(overdue, timeout=True)
+            if late is not None and late.connection not in ready:
+                return self._end(late, timeout=True)
             if ready:
                 return self._collect(next(each for each in busy if each.connection in ready))
             if now >= until:
@@ -176,11 +173,10 @@ class Processes:
         self._places[self._places.index(worker)] = None
         task = worker.task
         assert task is not None
+        passed = time.monotonic() - worker.begun
         if timeout:
-            lost = f"took more than {task.seconds:g} s; its process was ended"
-        else:
-            lost = how_it_ended(worker.process.exitcode)
-        return Done(task=task, seconds=time.monotonic() - worker.begun, lost=lost, timeout=timeout)
+            return overdue(task, passed)
+        return Done(task=task, seconds=passed, lost=how_it_ended(worker.process.exitcode))
 
 
 class _Worker:
@@ -230,7 +226,6 @@ def _serve(connection: Connection, environment: Mapping[str, str], folder: Path)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    torch.set_num_threads(1)
     _offer_itself()
     with suppress(EOFError, OSError):
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,8 +92,10 @@ class TimeLimits:
             some.append(self._limits.chunk)
         if some:
             return min(some)
+        images = work.cells[0].images_a_gradient
         expected = sum(
-            forecast.trial_seconds(self._cells[work.identities[of]]) for of, _ in work.images
+            forecast.trial_seconds(self._cells[work.identities[of]]) * images * count
+            for of, count in Counter(of for of, _ in work.trials).items()
         )
         return base + factor * expected
 

@@ -55,10 +55,17 @@ class Done:
 
 def do(task: Task) -> Done:
     """Do a piece of work in this process. What a signal raises comes through."""
+    torch.set_num_threads(1)  # the same bits whoever does it, and processes do the parallel work
     begun = time.monotonic()
     work = task.work
     result = _chunk(work, task.divisible) if isinstance(work, Chunk) else _training(work)
     return Done(task=task, result=result, seconds=time.monotonic() - begun)
+
+
+def overdue(task: Task, passed: float) -> Done:
+    """A task whose process was ended after `passed` seconds, more than it may take."""
+    lost = f"took more than {task.seconds:g} s; its process was ended"
+    return Done(task=task, seconds=passed, lost=lost, timeout=True)
 
 
 def came_to_nothing(task: Task, status: str, reason: str) -> ChunkResult:

@@ -14,7 +14,7 @@ from leakbench.commands.options import (
     ProfileOption,
     SetOption,
 )
-from leakbench.commands.output import say, write
+from leakbench.commands.output import make_folder, say, write
 from leakbench.commands.running import plan_of
 from leakbench.errors import LeakbenchError
 from leakbench.registry import add_folders
@@ -86,10 +86,7 @@ def score(
 
     found = scoring.score(submission, answers, data_root())
     folder = out if out is not None else submission
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeakbenchError(f"{folder}: cannot be written: {error.strerror}") from None
+    make_folder(folder)
     for name in (scores.FILE, SCORE_PAGE):
         require_plain(folder / name)  # a link in the submission may lead to a file of ours
     write_json(folder / scores.FILE, scores.to_json(found))
@@ -120,10 +117,7 @@ def board(
         else:
             scored.append(scores.read(file))
     found = boards.board(scored, reports)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeakbenchError(f"{out}: cannot be written: {error.strerror}") from None
+    make_folder(out)
     write(out / "index.html", pages.to_html(found))
     write(out / "board.md", pages.to_markdown(found))
     write_json(out / "board.json", found.as_dict())

@@ -47,6 +47,18 @@ def end_of_reading(*damages: str) -> None:
         raise typer.Exit(1)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder that may be there already.
+
+    Raises:
+        LeakbenchError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeakbenchError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def print_json(content: Any) -> None:
     """Print strict JSON: nan and infinity are errors."""
     print(json.dumps(content, indent=1, allow_nan=False))

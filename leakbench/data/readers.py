@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
 import math
 import struct
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leakbench.array_files import DAMAGE, header_of
 from leakbench.errors import LeakbenchError
 
 Array = NDArray[Any]
 
-# What zipfile, its decompressors and numpy's header parser raise on damaged bytes.
-_DAMAGE = (
-    EOFError,
-    IndexError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    lzma.LZMAError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _HEADER_BYTES = 4096  # more than numpy writes before the data of any array we read
 _IDX_UINT8 = 8
 
@@ -65,7 +51,7 @@ def read_npz(path: Path, wanted: Mapping[str, Wanted]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             return {key: _read_member(path, archive, key, want) for key, want in wanted.items()}
-    except _DAMAGE as problem:
+    except DAMAGE as problem:
         raise _damaged(path, problem) from problem
 
 
@@ -111,7 +97,7 @@ def read_arrays(path: Path, keys: Sequence[str], limit: int) -> dict[str, Array]
                 _check_header(path, archive, key, info)
                 content = io.BytesIO(archive.read(info))
                 found[key] = np.lib.format.read_array(content, allow_pickle=False)
-    except _DAMAGE as problem:
+    except DAMAGE as problem:
         raise _damaged(path, problem) from problem
     return found
 
@@ -119,22 +105,15 @@ def read_arrays(path: Path, keys: Sequence[str], limit: int) -> dict[str, Array]
 def _check_header(path: Path, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo) -> None:
     """The header of an npy member must fit its size."""
     with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
-            raise LeakbenchError(f"{path}: array '{key}' has the npy version {version}")
-        shape, _, dtype = read_header(stream)
-        if dtype.hasobject:
+        header = header_of(stream, f"array '{key}'")
+        if header.dtype.hasobject:
             raise LeakbenchError(f"{path}: array '{key}' holds Python objects; they are not loaded")
-        if dtype.names is not None:
-            raise LeakbenchError(f"{path}: array '{key}' is a table of fields, {dtype}")
-        needed = stream.tell() + math.prod(shape) * dtype.itemsize
-    if needed != info.file_size:
+        if header.dtype.names is not None:
+            raise LeakbenchError(f"{path}: array '{key}' is a table of fields, {header.dtype}")
+    if header.size != info.file_size:
         raise LeakbenchError(
-            f"{path}: array '{key}' is {info.file_size:,} bytes long, its header says {needed:,}"
+            f"{path}: array '{key}' is {info.file_size:,} bytes long, its header says "
+            f"{header.size:,}"
         )
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from leakbench.data.entries import OwnData, Source
+from leakbench.data.readers import file_digest
 from leakbench.errors import LeakbenchError
 from leakbench.leaderboard import packs
-from leakbench.leaderboard.files import Arrays, checksum, save
+from leakbench.leaderboard.files import Arrays, save
 from leakbench.plain import from_json
 from leakbench.spec import Rule
 
@@ -78,7 +79,7 @@ def write(
             "nonce": np.frombuffer(secrets.token_bytes(NONCE), dtype=np.uint8),
         },
     )
-    return dataclasses.replace(pack, checksum=checksum(path))
+    return dataclasses.replace(pack, checksum=file_digest(path, "sha256"))
 
 
 def read(path: Path) -> Answers:
@@ -90,7 +91,7 @@ def read(path: Path) -> Answers:
     arrays = Arrays(path)
     about = _table(path, arrays)
     pack = packs.from_table(about.get("pack", {}), f"{path}, pack")
-    pack = dataclasses.replace(pack, checksum=checksum(path))
+    pack = dataclasses.replace(pack, checksum=file_digest(path, "sha256"))
     data: Mapping[str, DataOf] = from_json(Mapping[str, DataOf], about.get("data"), f"{path}, data")
     rules: tuple[Rule, ...] = from_json(tuple[Rule, ...], about.get("rules"), f"{path}, rules")
     for leak in pack.leaks:

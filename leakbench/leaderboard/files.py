@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from leakbench.array_files import PACKINGS
+from leakbench.array_files import DAMAGE, PACKINGS, Header, header_of
+from leakbench.data.readers import reason
 from leakbench.errors import LeakbenchError
 
 MOST_JSON = 2**24
@@ -26,23 +23,7 @@ MOST_BYTES = 2**32
 
 MOST_ARRAYS = 100_000
 
-_DAMAGE = (
-    EOFError, NotImplementedError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError,
-    ValueError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the header of an array says: its shape and its type, as numpy names it."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def bytes(self) -> int:
-        """Of the array itself."""
-        return math.prod(self.shape) * self.dtype.itemsize
+_DAMAGE = (*DAMAGE, TypeError)
 
 
 class Arrays:
@@ -72,7 +53,7 @@ class Arrays:
                 for info in infos:
                     self._add(archive, info)
         except _DAMAGE as error:
-            raise self._error(f"cannot be read: {_reason(error)}") from None
+            raise self._error(f"cannot be read: {reason(error)}") from None
 
     def _error(self, text: str) -> LeakbenchError:
         return LeakbenchError(f"{self.path}: {text}")
@@ -87,11 +68,11 @@ class Arrays:
         if info.compress_type not in PACKINGS:
             raise self._error(f"{where}: is packed in another way than numpy packs arrays")
         with archive.open(info) as member:
-            header, start = _header(member)
+            header = header_of(member, where)
         if header.dtype.kind not in "fiu":
             text = f"{where}: is of type {header.dtype}; allowed: floating and whole numbers"
             raise self._error(text)
-        if start + header.bytes != info.file_size:
+        if header.size != info.file_size:
             raise self._error(f"{where}: has another size than its header says")
         self.headers[name] = header
 
@@ -122,25 +103,7 @@ class Arrays:
                 member.read(1)  # to the end, where the checksum is compared
                 return found
         except _DAMAGE as error:
-            raise self._error(f"array {name!r:.80}: cannot be read: {_reason(error)}") from None
-
-
-def _header(member: IO[bytes]) -> tuple[Header, int]:
-    """The header of an array, and how many bytes it takes."""
-    version = np.lib.format.read_magic(member)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
-        raise ValueError(f"npy format {version}")
-    shape, _, dtype = read(member)
-    return Header(tuple(map(int, shape)), dtype), member.tell()
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    return str(getattr(error, "strerror", None) or error).splitlines()[0][:120]
+            raise self._error(f"array {name!r:.80}: cannot be read: {reason(error)}") from None
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -165,19 +128,6 @@ def require_plain(path: Path) -> None:
     """
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise LeakbenchError(f"{path}: is no plain file; allowed: no link, folder, pipe or device")
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Raises:
-        LeakbenchError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise LeakbenchError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:

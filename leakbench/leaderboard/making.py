@@ -21,9 +21,10 @@ from torch import Tensor
 from leakbench.capturing import capture_leak
 from leakbench.contracts import Leak, LeakPoint, Setting, Weights
 from leakbench.data import Dataset, load
+from leakbench.data.readers import file_digest
 from leakbench.errors import DataMissing, LeakbenchError
 from leakbench.leaderboard import answers, packs, reference
-from leakbench.leaderboard.files import checksum, save, write_json
+from leakbench.leaderboard.files import save, write_json
 from leakbench.leaderboard.layers import layers_of
 from leakbench.metrics.rules import make_rule
 from leakbench.modules import fixed_of
@@ -77,7 +78,7 @@ def make(
         counts=tuple(_counts(plan)),
         networks=tuple(packing.networks.values()),
         leaks=tuple(packing.leaks),
-        numbers=checksum(folder / packs.NUMBERS),
+        numbers=file_digest(folder / packs.NUMBERS, "sha256"),
     )
     pack = answers.write(kept, pack, packing.data, rules, packing.truth)
     shutil.copyfile(reference.__file__, folder / packs.NETWORK)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from leakbench.data.features import Feature
+from leakbench.data.readers import file_digest
 from leakbench.errors import LeakbenchError
-from leakbench.leaderboard.files import Arrays, checksum, read_json
+from leakbench.leaderboard.files import Arrays, read_json
 from leakbench.plain import from_json
 
 SCHEMA = 1
@@ -247,7 +248,7 @@ def read(folder: Path) -> OpenPack:
     where = folder / DESCRIPTION
     pack = from_table(read_json(where), str(where))
     numbers = folder / NUMBERS
-    if checksum(numbers) != pack.numbers:
+    if file_digest(numbers, "sha256") != pack.numbers:
         raise LeakbenchError(f"{numbers}: is not the file that {DESCRIPTION} describes")
     arrays = Arrays(numbers)
     for name, shape in shapes_of(pack).items():

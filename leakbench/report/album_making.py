@@ -66,7 +66,8 @@ def album_of(
     """
     if not any((record.get("host") or {}).get("arrays") for record in records.values()):
         return Album(text=_NOT_KEPT)
-    if not (run.folder / "reconstructions").is_dir():
+    # Before anything else: what is below loads the data, which takes seconds.
+    if not any((run.folder / "reconstructions").glob("*.npz")):
         return Album(text=_NOT_HERE)
     pictures = Pictures()
     drafts: list[_Draft] = []
@@ -206,12 +207,8 @@ class _Draft:
                 who = each.cell.row, each.cell.label, each.cell.knowledge
                 self.trials.setdefault(place, {})[who] = record
         self.text: list[str] = []
-        self.why: dict[Place, str] = {}
         self.picked_by = ""
         self._defended = {each.cell.row for each in cells if each.cell.defense != "none"}
-        self.victims: list[Shown] = []
-        if not any((run.folder / "reconstructions").glob("*.npz")):
-            return  # an exported run: nobody needs the data, which take seconds to load
         self.why = self._picked(run, plan, cells, records)
         every = sorted(self.trials, key=lambda place: (place[1], place[0]))
         wanted = [*self.why, *(place for place in every if place not in self.why)]
