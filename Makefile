@@ -10,7 +10,7 @@ WORKERS ?= auto
 TORCH   ?= torch torchvision
 
 BIN   := $(VENV)/bin
-# Written after a complete install; a newer pyproject.toml or setup.py makes the next call repeat it.
+# Written after a complete install; a newer file of what it is made from makes the next call repeat it.
 STAMP := $(VENV)/.installed
 WHEEL := build/lint
 # Each worker collects all tests: more than a few do that longer than they test. One that has nothing
@@ -32,7 +32,7 @@ help: ## list the targets
 
 install: $(STAMP) ## make the virtual environment and install leakbench into it, editable
 
-$(STAMP): pyproject.toml setup.py
+$(STAMP): pyproject.toml setup.py $(wildcard leakbench/native/*.c leakbench/native/*.inc)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "leakbench needs Python 3.11 or newer: make PYTHON=/path/to/python3 install" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \

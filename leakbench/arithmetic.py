@@ -16,8 +16,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from leakbench import native
 from leakbench.errors import LeakbenchError, unknown_name
 
+UNCOMPILED = "uncompiled"
 CHOICE = "LEAKBENCH_ARITHMETIC"
 
 PORTABLE = {
@@ -77,20 +79,21 @@ def _take_back() -> None:
 def mode() -> str:
     """The arithmetic of this process, as identities and manifests name it.
 
-    "portable"; "fast"; where the user has set something else, these settings; and the name of the
-    architecture where there is nothing to hold (no x86-64, or no AVX2), with the user's settings.
+    "portable"; "fast"; where the user has set something else, these settings; each with
+    "uncompiled" behind it where the programs of `leakbench.native` do not compute; and the name of
+    the architecture where there is nothing to hold (no x86-64, or no AVX2), with the user's
+    settings.
 
     Raises:
         LeakbenchError: `LEAKBENCH_ARITHMETIC` is neither "portable" nor "fast".
     """
     if (choice := os.environ.get(CHOICE, "")) not in ("", *_CHOICES):
         raise unknown_name("value", choice, _CHOICES, CHOICE)
-    if has_avx2() and _HOLDS == PORTABLE:
-        return "portable"
     settings = [f"{name}={value}" for name, value in _HOLDS.items()]
     if not has_avx2():
         return " ".join([platform.machine().lower(), *settings])
-    return " ".join(settings) or _FAST
+    kernels = "portable" if _HOLDS == PORTABLE else " ".join(settings) or _FAST
+    return kernels if native.lanes() else f"{kernels} {UNCOMPILED}"
 
 
 def has_avx2() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -53,10 +54,17 @@ def source_digest(plugins: tuple[Path, ...], modules: tuple[str, ...] = ATTACKS)
     # Plugins by content only: moving the checkout must not change an identity.
     root = _file(ROOT[0])
     for content in sorted(
-        ROOT[1] if path == root else _meaning(path.read_bytes()) for path in files
+        ROOT[1] if path == root else _meaning_of(path.suffix, path.read_bytes()) for path in files
     ):
         sha.update(content.encode())
     return sha.hexdigest()
+
+
+def _meaning_of(suffix: str, text: bytes) -> str:
+    if suffix == ".py":
+        return _meaning(text)
+    code = re.sub(rb"/\*.*?\*/", b" ", text, flags=re.DOTALL)
+    return hashlib.sha256(b" ".join(code.split())).hexdigest()
 
 
 @lru_cache(maxsize=512)
@@ -128,6 +136,11 @@ def _reached(todo: list[Path], known: frozenset[Path]) -> frozenset[Path]:
 
 
 def _imports(path: Path) -> Iterable[Path]:
+    if path.suffix != ".py":
+        return
+    if path.name == "__init__.py":  # what is compiled into a package is in C beside it
+        for pattern in ("*.c", "*.inc"):
+            yield from path.parent.glob(pattern)
     package = _package(path)
     for node in _run(ast.parse(path.read_bytes())):
         names: list[str] = []

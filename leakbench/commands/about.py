@@ -159,13 +159,16 @@ def doctor() -> None:
 
 def _arithmetic_means() -> str:
     """What the arithmetic of this process promises."""
-    promises = {
-        "portable": "the same bits on every x86-64 with AVX2 (and the same torch)",
-        "fast": "the same bits on processors of one family only",
-    }
     from leakbench import probe
 
-    return promises.get(probe.arithmetic(), "the same bits on processors of one family")
+    name = probe.arithmetic()
+    if name.removesuffix(f" {arithmetic.UNCOMPILED}") == "portable":
+        promise = "the same bits on every x86-64 with AVX2 (and the same torch)"
+    else:
+        promise = "the same bits on processors of one family"
+    if name.endswith(arithmetic.UNCOMPILED):
+        promise += "; attacks take several times as long: install a C compiler, then leakbench again"
+    return promise
 
 
 def _rows_mean(shape: probe.Shape, found: probe.Finding) -> str:
