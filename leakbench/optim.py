@@ -18,8 +18,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from leakbench.histories import Rows, history
 from leakbench.line_search import (
     SLOTS,
     Counts,
@@ -46,8 +46,6 @@ Returned = Literal["best", "last"]
 """Which iterate an optimiser gives back."""
 
 PAD = 8
-ALIGNED = 16
-"""Numbers that fill a cache line, in single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +105,8 @@ class LBFGS:
 class _Engine:
     """Answers the requests of all control generators with batched tensor operations.
 
-    Tensors have one row an active problem: base points x, gradient slots g, directions d, a ring
-    of `history` pairs (s, y), layout (rows, history, d), and what is small in the order of age,
-    oldest first: rho_i and the products s_i . y_j of pairs i <= j.
+    Tensors have one row an active problem: base points x, gradient slots g, directions d, and what
+    `histories` keeps.
     """
 
     def __init__(
@@ -123,12 +120,7 @@ class _Engine:
         self.d = start.new_zeros(n, d)
         self.t = start.new_zeros(n)
         self.previous_g = start.new_zeros(n, d)
-        self.s = start.new_zeros(n, options.history, d)
-        self.y = start.new_zeros(n, options.history, d)
-        self.products = start.new_zeros(n, options.history, options.history)
-        self.rho = start.new_zeros(n, options.history)
-        self.scale = start.new_ones(n)  # H0 = scale * identity
-        self.pairs = torch.zeros(n, dtype=torch.int64, device=start.device)  # accepted so far
+        self.history = history(start, options.history)
         self.begun = [False] * n
         self.counts = [Counts() for _ in range(n)]
         self.controls = [control(options, counts) for counts in self.counts]
@@ -138,9 +130,8 @@ class _Engine:
 
     def run(self) -> Solution:
         pending: list[Request | None] = [next(each) for each in self.controls]
-        while self.numbers:
-            pending = self._answer(pending)
-            pending = self._compact(pending)
+        while any(pending):
+            pending = self._compact(self._answer(pending))
         device = self.best_x.device
         return Solution(
             points=self.best_x,
@@ -244,109 +235,40 @@ class _Engine:
 
     def _directions(self, chosen: list[int]) -> list[Directed]:
         """Update the history of these rows, then compute their directions."""
-        index = self._index(chosen)
-        g = self.g[0, index]
-        begun = torch.tensor([self.begun[row] for row in chosen], device=g.device)
+        begun = torch.tensor([self.begun[row] for row in chosen], device=self.x.device)
         for row in chosen:
             self.begun[row] = True
-        y = g - self.previous_g[index]
-        s = self.d[index] * self.t[index][:, None]
-        ys = (y * s).sum(dim=1)
-        accepted = begun & (ys > 1e-10)
-        at, history = index[accepted], self.o.history
-        slot = self.pairs[at] % history
-        self.s[at, slot], self.y[at, slot] = s[accepted], y[accepted]
-        full = at[self.pairs[at] >= history]  # the oldest pair goes
-        self.rho[full, :-1] = self.rho[full, 1:]
-        self.products[full, :-1, :-1] = self.products[full, 1:, 1:]
-        self.rho[at, self.pairs[at].clamp(max=history - 1)] = 1.0 / ys[accepted]
-        self.scale[at] = ys[accepted] / y[accepted].square().sum(dim=1)
-        self.pairs[at] += 1
-        self.previous_g[index] = g
-        kept = self.pairs[index].clamp(max=history)
-        for length in kept.unique().tolist():  # a longer neighbour would change bits
-            own = index[kept == length]
-            self.d[own] = self._two_loops(own, length)
-        d = self.d[index]
-        slope = (g * d).sum(dim=1)
-        columns = torch.stack([slope, d.abs().amax(dim=1)], dim=1).tolist()
+        rows = Rows(self.g[0], self.previous_g, self.t, self.d)
+        columns = self.history.directions(rows, self._index(chosen), begun).tolist()
         return [Directed(*values) for values in columns]
 
-    def _two_loops(self, own: Tensor, kept: int) -> Tensor:
-        """-H g by the recursion of Nocedal and Wright, algorithm 7.4, for rows with `kept` pairs.
-
-        Its loops solve triangular systems: with P_ij = s_i . y_j, oldest pair first,
-        alpha_i = rho_i (s_i . q - sum over j > i of P_ij alpha_j), and then for w = alpha - beta
-        w_i = alpha_i - rho_i (y_i . r + sum over j < i of P_ji w_j).
-        """
-        # Views of all rows, with unused results, cost less than copies of half of them.
-        everybody = 2 * len(own) > len(self.numbers)
-        rows, mine = (slice(None), own) if everybody else (own, slice(None))
-        q, scale = -self.g[0, rows][:, None], self.scale[rows][:, None, None]
-        if not kept:
-            return (q * scale)[mine, 0]
-        s, y = self.s[rows][:, :kept], self.y[rows][:, :kept]
-        rho = self.rho[rows][:, :kept, None]
-        if kept == 1:  # no product of matrices, whose bits here depend on how many rows there are
-            alpha = rho * (s * q).sum(dim=2, keepdim=True)
-            r = torch.addcmul(q, alpha, y, value=-1) * scale
-            beta = rho * (y * r).sum(dim=2, keepdim=True)
-            return torch.addcmul(r, alpha - beta, s)[mine, 0]
-        pairs, slots = self.pairs[rows, None], torch.arange(kept, device=own.device)
-        oldest = torch.where(pairs > self.o.history, pairs, 0)
-        by_age, by_slot = ((slots + oldest) % kept)[..., None], ((slots - oldest) % kept)[:, None]
-        newest = y.take_along_dim((pairs[..., None] - 1) % kept, dim=1)
-        by_s = torch.cat([q, newest], dim=1) @ s.mT  # q and the newest y in one pass over s
-        by_s = by_s.mT.take_along_dim(by_age, dim=1)
-        self.products[own, :kept, kept - 1] = by_s[mine, :, 1]
-        products = self.products[rows][:, :kept, :kept]
-        alpha = _solved(rho * products, rho * by_s[..., :1], upper=True)
-        r = (q - alpha.mT.take_along_dim(by_slot, dim=2) @ y) * scale
-        by_y = (r @ y.mT).mT.take_along_dim(by_age, dim=1)
-        w = _solved(rho * products.mT, alpha - rho * by_y, upper=False)
-        direction: Tensor = r + w.mT.take_along_dim(by_slot, dim=2) @ s
-        return direction[mine, 0]
-
     def _compact(self, pending: list[Request | None]) -> list[Request | None]:
-        """Drop finished rows."""
+        """Drop finished rows, once they are a quarter of all: it copies the history of the rest."""
         alive = [row for row, request in enumerate(pending) if request is not None]
-        if len(alive) == len(pending):
+        if 4 * len(alive) > 3 * len(pending):
             return pending
         index = self._index(alive)
         self.g = self.g[:, index]
-        for name in ("rows", "x", "d", "t", "previous_g", "s", "y"):
+        for name in ("rows", "x", "d", "t", "previous_g"):
             setattr(self, name, getattr(self, name)[index])
-        for name in ("products", "rho", "scale", "pairs"):
-            setattr(self, name, getattr(self, name)[index])
+        self.history.keep(index)
         self.controls = [self.controls[row] for row in alive]
         self.numbers = [self.numbers[row] for row in alive]
         self.begun = [self.begun[row] for row in alive]
         return [pending[row] for row in alive]
 
 
-def _solved(triangles: Tensor, values: Tensor, *, upper: bool) -> Tensor:
-    """Solutions (n, k, 1) of unit triangular systems (n, k, k) with right sides (n, k, 1).
-
-    Padded by zeros to a multiple of 16, so that every system of the stack is aligned alike: on some
-    processors MKL's kernels round by the alignment of what they are given.
-    """
-    k = values.shape[1]
-    extra = -k % ALIGNED
-    found: Tensor = torch.linalg.solve_triangular(
-        pad(triangles, (0, extra, 0, extra)), pad(values, (0, 0, 0, extra)),
-        upper=upper, unitriangular=True,
-    )  # fmt: skip
-    return found[:, :k]
-
-
 def with_copies(values: Tensor) -> Tensor:
-    """`values` and copies of its first row, up to a multiple of 8 rows."""
+    """`values` and copies of its last row, up to a multiple of 8 rows.
+
+    The last: rows that go through one replay lie side by side, and stay so.
+    """
     extra = -len(values) % PAD
-    return torch.cat([values, values[:1].expand(extra, *values.shape[1:])]) if extra else values
+    return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])]) if extra else values
 
 
 def padded(objective: Objective, points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `objective` with copies of the first row up to a multiple of 8, and drop them again."""
+    """Call `objective` with copies of the last row up to a multiple of 8, and drop them again."""
     k = len(points)
     loss, gradient = objective(with_copies(points), with_copies(numbers))
     return loss[:k].detach(), gradient[:k].detach()

@@ -189,17 +189,25 @@ class Simulator:
         steps, rate = self._steps(local_steps)
         example_view = point.type == 2 and point.view == "example"
         large = computed_alone(seen.weights)
-        numbers = which.unique().tolist()
-        # The usual case, all rows through one replay: nothing to pick out and to put back.
-        alone = len(numbers) == 1 and (large or len(rows) % PAD == 0)
-        order: list[Tensor] = []
+        # The usual cases, one replay or rows in the order of theirs: nothing to put back.
+        order = which.argsort(stable=True)
+        numbers, sizes = which[order].unique_consecutive(return_counts=True)
+        ordered = bool((which.diff() >= 0).all())
+        shares = sizes.tolist()
+        if begun is None:
+            firsts: list[Gradients | None] = [None] * len(shares)
+        else:
+            firsts = [*(begun if ordered else begun.select(order)).split(shares)]
         parts: list[Gradients] = []
-        for number in numbers:
-            chosen = torch.nonzero(which == number).flatten()
-            own = slice(len(chosen))
-            order.append(chosen)
+        for number, chosen, first in zip(
+            numbers.tolist(), order.split(shares), firsts, strict=True
+        ):
+            own = len(chosen)
             if not large:  # no hook's result depends on how many there are
                 chosen = with_copies(chosen)
+            filled = len(chosen) > own
+            if first is not None and filled:
+                first = first.map(lambda _, value: with_copies(value))
             replay = self.replays[number]
             state, known = replay.state, replay.context
             if inputs.dtype == torch.float64:
@@ -214,7 +222,6 @@ class Simulator:
                 clients=tuple(range(len(chosen))),
                 observation=seen.of(rows[chosen]) if reads else None,
             )
-            first = begun if alone or begun is None else begun.select(chosen)
             if example_view and first is not None:
                 shown = first
                 # In the batch the victim was in, which his dummy example stands alone for.
@@ -237,11 +244,9 @@ class Simulator:
                 ).tapped  # fmt: skip
                 assert tapped is not None
                 shown = in_gradient_units(tapped, point, steps, rate)
-            parts.append(shown if alone else shown.select(own))
-        if len(parts) == 1:
-            return parts[0]
-        back = torch.cat(order).argsort()
-        return concatenate(parts).select(back)
+            parts.append(shown.select(slice(own)) if filled else shown)
+        found = parts[0] if len(parts) == 1 else concatenate(parts)
+        return found if ordered else found.select(order.argsort())
 
 
 def _in_type_of(inputs: Tensor, seen: Observation, labels: Tensor) -> tuple[Observation, Tensor]:

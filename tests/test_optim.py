@@ -433,14 +433,14 @@ def test_no_problems() -> None:
 
 @pytest.mark.parametrize("n", [1, 7, 8, 11])
 def test_the_objective_is_called_with_multiples_of_eight(n: int) -> None:
-    """Copies of the first row fill up every call, also while the batch shrinks."""
+    """Copies of the last row fill up every call, also while the batch shrinks."""
     functions = [quadratic(4, 1.0 + 3 * number, number) for number in range(n)]
     sizes: set[int] = set()
 
     def objective(points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         own = len(numbers.unique())
-        assert numbers[own:].equal(numbers[:1].expand(len(numbers) - own))
-        assert points[own:].equal(points[:1].expand(len(points) - own, -1))
+        assert numbers[own:].equal(numbers[own - 1].expand(len(numbers) - own))
+        assert points[own:].equal(points[own - 1].expand(len(points) - own, -1))
         sizes.add(len(points))
         return row_by_row(functions)(points, numbers)
 

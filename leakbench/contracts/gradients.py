@@ -87,6 +87,15 @@ class Gradients:
         mask = None if self.mask is None else self.mask[rows]
         return Gradients({k: v[rows] for k, v in self.tensors.items()}, self.axes, mask)
 
+    def split(self, sizes: Sequence[int]) -> list[Gradients]:
+        """Consecutive rows of the first leading axis, so many in each part."""
+        cut = {k: v.split(list(sizes)) for k, v in self.tensors.items()}
+        masks = [None] * len(sizes) if self.mask is None else self.mask.split(list(sizes))
+        return [
+            Gradients({k: parts[i] for k, parts in cut.items()}, self.axes, masks[i])
+            for i in range(len(sizes))
+        ]
+
     def flatten(self) -> Tensor:
         """All tensors side by side, shape (*leading, d)."""
         return torch.cat([self._flat(v) for v in self.tensors.values()], dim=-1)

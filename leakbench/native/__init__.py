@@ -21,7 +21,7 @@ from leakbench.errors import unknown_name
 CHOICE = "LEAKBENCH_COMPILED"
 """Environment variable that may say "no": compute as where nothing was built."""
 
-SOURCES = ("kernels.c", "sigmoid.inc")
+SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc")
 """Files beside this one that are compiled."""
 
 _NAME = "_kernels"
@@ -133,6 +133,33 @@ class SigmoidSweeps:
     def _done(code: int) -> None:
         if not code:
             raise MemoryError("gradients of single examples")
+
+
+def directions(
+    sizes: tuple[int, int],
+    arrays: Sequence[int],
+    pairs: int,
+    count: int,
+    index: int,
+    begun: int,
+    g: int,
+    previous: int,
+    t: int,
+    d: int,
+    columns: int,
+    room: int,
+    width: int,
+) -> None:
+    """`histories.History.directions`; sizes: numbers of a problem, pairs of a ring. arrays: s, y,
+    products, rho and scale. pairs and index are int64, begun is one byte each. room: 2 numbers and
+    3 `size`, up to a multiple of 16, of float32."""
+    library = _library()
+    assert library is not None, "lanes() says whether there is one"
+    library.leakbench_directions(
+        (ctypes.c_long * 2)(*sizes), _addresses(arrays), ctypes.c_void_p(pairs),
+        ctypes.c_long(count), *map(ctypes.c_void_p, (index, begun, g, previous, t, d, columns)),
+        ctypes.c_void_p(room), width,
+    )  # fmt: skip
 
 
 MOST_LAYERS = 16

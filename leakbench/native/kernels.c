@@ -1,11 +1,10 @@
-/* Gradients of single examples of sigmoid networks, and their derivative in the inputs.
+/* Gradients of single examples of sigmoid networks, their derivative in the inputs, and directions of
+   L-BFGS, one example or problem after another, so that all that is needed for one stays in the cache
+   of a core. float32 only. Its numbers depend on nothing but itself, and are the same on every
+   processor that multiplies and adds with one rounding (AVX2 and FMA): the order of every sum is
+   written down here.
 
-   The same sweeps as in sigmoid_gradients.py, where they are derived, one example after another, so
-   that all that lies between the two stays in the cache of a core. float32 only. An example's numbers
-   depend on nothing but itself, and are the same on every processor that multiplies and adds with one
-   rounding (AVX2 and FMA): the order of every sum is written down here.
-
-   A layer's result has `width` numbers a pixel, its channels and zeros up to a multiple of 16. Images
+   The sweeps are those of sigmoid_gradients.py, where they are derived. A layer's result has `width` numbers a pixel, its channels and zeros up to a multiple of 16. Images
    are channels last, with a margin of 2 pixels; a patch is 5 pieces of 5 `in` numbers each. */
 
 #ifndef SOURCES
@@ -47,6 +46,14 @@ struct scratch {
     int *counting;
 };
 
+/* Pairs (s, y) of all problems in rings of `size`, as in histories.py; `line`: size, up to a multiple
+   of 16. pairs: how many each problem has taken. */
+struct history {
+    long numbers, size, line;
+    float *s, *y, *products, *rho, *scale, *room;
+    long long *pairs;
+};
+
 static float sum_of_parts(const float *parts)
 {
     float sums[8];
@@ -63,6 +70,7 @@ static float sum_of_parts(const float *parts)
 #define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define NAME(name) name##_8
 #include "sigmoid.inc"
+#include "lbfgs.inc"
 #undef LANES
 #undef ROWS
 #undef TARGET
@@ -75,6 +83,7 @@ static float sum_of_parts(const float *parts)
 #define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define NAME(name) name##_16
 #include "sigmoid.inc"
+#include "lbfgs.inc"
 
 static long up_to(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -286,4 +295,25 @@ int leakbench_derivative(
     }
     end(&call);
     return done;
+}
+
+/* New directions of `count` problems, numbers `rows` of the arrays g, previous, d (..., numbers) and t:
+   see `direction`. previous becomes g; columns (count, 2): see `slope`. room: 2 numbers + 3 line. */
+void leakbench_directions(
+    const long *sizes, float *const *arrays, long long *pairs, long count, const long long *rows,
+    const unsigned char *begun, const float *g, float *previous, const float *t, float *d,
+    float *columns, float *room, int lanes)
+{
+    struct history of = {
+        .numbers = sizes[0], .size = sizes[1], .line = up_to(sizes[1], 16), .s = arrays[0],
+        .y = arrays[1], .products = arrays[2], .rho = arrays[3], .scale = arrays[4], .room = room,
+        .pairs = pairs,
+    };
+    for (long i = 0; i < count; i++) {
+        long row = rows[i], from = row * of.numbers;
+        (lanes == 16 ? direction_16 : direction_8)(
+            &of, row, begun[i], g + from, previous + from, t[row], d + from);
+        memcpy(previous + from, g + from, sizeof(float) * of.numbers);
+        (lanes == 16 ? slope_16 : slope_8)(of.numbers, g + from, d + from, columns + 2 * i);
+    }
 }
