@@ -6,9 +6,11 @@ import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from leakbench import architectures
 from leakbench.data.catalog import look_up
@@ -86,18 +88,21 @@ def forecast(
     for planned in cells:
         if planned.skip:
             continue
-        asked = [key for key in planned.trials() if left is None or key in left]
-        trials += len(asked)
+        asked = [
+            sum(left is None or (identity, victim) in left for victim in victims)
+            for identity, victims in zip(planned.identities, planned.victims, strict=True)
+        ]
+        count = sum(asked)
+        trials += count
         estimate = history.trial(planned)
         if estimate is not None:
-            known(len(asked), estimate)
+            known(count, estimate)
             continue
-        seconds += len(asked) * trial_seconds(planned)
+        seconds += count * trial_seconds(planned)
         if planned.cell.federation:
             each = _example_seconds(planned.cell)
             cost = each * examples_a_round(planned.cell.federation) * planned.cell.rounds[-1]
-            for identity in dict.fromkeys(identity for identity, _ in asked):
-                number = planned.identities.index(identity)
+            for number in (number for number, some in enumerate(asked) if some):
                 trained[f"{number} {_trained_for(planned.cell)}"] = cost
     counted: set[Key] = set()  # rows that train the same share their trainings
     for training in trainings:
@@ -159,9 +164,29 @@ def _operations(model: str, parameters: str, shape: tuple[int, ...], classes: in
     """Additions and multiplications of a forward pass of one example."""
     network = architectures.build(model, shape, classes, "default", json.loads(parameters))
     weights = network.init(torch.Generator().manual_seed(0), torch.float32)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counter = _Operations()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), counter:
         network.logits(weights, torch.zeros(2, *shape))  # two: one has no batch statistics
-    return float(counter.get_total_flops()) / 2
+    return float(counter.count) / 2
+
+
+class _Operations(TorchDispatchMode):
+    """Counts as torch's `FlopCounterMode`, which imports its compiler first: a second and more."""
+
+    count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.count += count(*args, **kwargs, out_val=out)
+        return out
 
 
 def _trained_for(cell: Cell) -> str:

@@ -129,10 +129,14 @@ class History:
     def trial(self, planned: PlannedCell) -> Estimate | None:
         """Of one image, what is trained on the way included; None where nothing is like it."""
         cell = planned.cell
+        if not self.runs:
+            return None
         return self._estimate(trial_keys(cell), cell.row, budget_of(planned))
 
     def training(self, cell: UtilityCell) -> Estimate | None:
         """Of one network at all its learning rates; None where nothing is like it."""
+        if not self.runs:
+            return None
         return self._estimate(training_keys(cell), cell.row, examples_of(cell))
 
     def _estimate(self, keys: Sequence[str], row: str, budget: float) -> Estimate | None:

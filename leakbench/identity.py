@@ -70,10 +70,18 @@ def _meaning_of(suffix: str, text: bytes) -> str:
 @lru_cache(maxsize=512)
 def _meaning(text: bytes) -> str:
     """SHA-256 of a file's syntax tree, without what cannot change a number."""
-    return hashlib.sha256("".join(_tokens(ast.parse(text), said=False)).encode()).hexdigest()
+    tokens: list[str] = []
+    _write(_parsed(text), tokens, said=False)
+    return hashlib.sha256("".join(tokens).encode()).hexdigest()
 
 
-def _tokens(node: object, *, said: bool) -> Iterator[str]:
+@lru_cache(maxsize=512)
+def _parsed(text: bytes) -> ast.Module:
+    """A file is asked for its imports, and then for its meaning."""
+    return ast.parse(text)
+
+
+def _write(node: object, tokens: list[str], *, said: bool) -> None:
     """A tree as text that is equal for equal code, whichever Python parsed it.
 
     said: whether the node is part of what is raised, where text is words for a person.
@@ -83,22 +91,22 @@ def _tokens(node: object, *, said: bool) -> Iterator[str]:
         if said and (isinstance(node, ast.JoinedStr) or _is_text(node)):
             return
         if _is_for_checkers(node):
-            yield from _tokens(node.orelse, said=said)
+            _write(node.orelse, tokens, said=said)
             return
-        yield f"({type(node).__name__}"
+        tokens.append(f"({type(node).__name__}")
         body = _without_docstring(node)
         for name, value in ast.iter_fields(node):
             # Later Pythons have more fields, which are empty in code that this one can run.
             if value is None or value == [] or name in ("ctx", "kind", "type_comment"):
                 continue
-            yield f" {name}="
-            yield from _tokens(body if name == "body" and body is not None else value, said=said)
-        yield ")"
+            tokens.append(f" {name}=")
+            _write(body if name == "body" and body is not None else value, tokens, said=said)
+        tokens.append(")")
     elif isinstance(node, list):
         for item in node:
-            yield from _tokens(item, said=said)
+            _write(item, tokens, said=said)
     else:
-        yield repr(node)
+        tokens.append(repr(node))
 
 
 def _without_docstring(node: ast.AST) -> list[ast.stmt] | None:
@@ -142,7 +150,7 @@ def _imports(path: Path) -> Iterable[Path]:
         for pattern in ("*.c", "*.inc"):
             yield from path.parent.glob(pattern)
     package = _package(path)
-    for node in _run(ast.parse(path.read_bytes())):
+    for node in _run(_parsed(path.read_bytes())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

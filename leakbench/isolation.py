@@ -89,8 +89,13 @@ _ENTERED: list[torch.inference_mode] = []
 
 
 def _flushes() -> bool:
-    """Whether numbers too small to be normal count as 0: torch does not say."""
-    return float(torch.tensor(1e-310, dtype=torch.float64, device="cpu") * 1.0) == 0.0
+    """Whether numbers too small to be normal count as 0: torch does not say, but its switch is the
+    processor's, and holds for Python's arithmetic on this thread too."""
+    return _DENORMAL[0] * 1.0 == 0.0
+
+
+_DENORMAL = [1e-310]
+"""Out of sight of Python's compiler, which would multiply once and for all."""
 
 
 def _handlers() -> dict[int, Any]:
@@ -274,7 +279,16 @@ SETTLED: Mapping[str, Any] = {
 """What the machinery computes with, whatever it finds: numbers must not depend on who calls it."""
 
 
-def _put_back(before: Sequence[tuple[Setting, Any]]) -> list[Setting]:
+Found = Sequence[tuple[Setting, Any]]
+"""Settings, and what each of them was."""
+
+
+def found_now(settings: Sequence[Setting] = SETTINGS) -> Found:
+    """What these settings are."""
+    return [(setting, setting.read()) for setting in settings]
+
+
+def _put_back(before: Found) -> list[Setting]:
     """Make everything what it was; says what was something else."""
     changed = []
     for setting, was in before:
@@ -285,18 +299,21 @@ def _put_back(before: Sequence[tuple[Setting, Any]]) -> list[Setting]:
 
 
 @contextmanager
-def contained(who: str, settings: Sequence[Setting] = SETTINGS) -> Iterator[None]:
+def contained(
+    who: str, settings: Sequence[Setting] = SETTINGS, before: Found | None = None
+) -> Iterator[None]:
     """Run code of a plugin, and put back behind it what it has changed of the process.
 
     who: as an error names it, e.g. "attack 'mine'"; "" where whoever catches it does.
-    settings: to look after.
+    settings: to look after. before: these as `found_now` has read them, by a caller who runs much
+        code of plugins and nothing else that changes any of them; None: read here.
 
     Raises:
         PluginBroken: it has changed what decides numbers; or it has raised what is not an
             `Exception`, which is for the process and not for a plugin to say. Its own errors come
             through, and so does an interrupt by a signal.
     """
-    before = [(setting, setting.read()) for setting in settings]
+    before = found_now(settings) if before is None else before
     failure: Exception | None = None
     changed: list[Setting] = []
     try:
@@ -323,7 +340,7 @@ def _tell(who: str, changed: Sequence[str], failure: Exception | None) -> None:
 def settled() -> Iterator[None]:
     """Compute in the state of `SETTLED`, whatever the caller has set, which is put back."""
     ours = [setting for setting in SETTINGS if setting.name in SETTLED]
-    before = [(setting, setting.read()) for setting in ours]
+    before = found_now(ours)
     for setting, was in before:
         if was != SETTLED[setting.name]:
             setting.write(SETTLED[setting.name])

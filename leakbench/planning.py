@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from leakbench import probe, registry
-from leakbench.contracts import Guarantee, LeakFacts, Model, Weights, changes_nothing
+from leakbench.collecting import uncollected
+from leakbench.contracts import Guarantee, Model, Weights, changes_nothing
 from leakbench.data import Dataset, load
 from leakbench.data.catalog import look_up
+from leakbench.data.entries import Source
 from leakbench.described import PlannedCell, PlannedTraining, priors_of
 from leakbench.errors import DataMissing, LeakbenchError, PluginBroken
+from leakbench.foreign import noting_interrupts
 from leakbench.identity import TRAININGS, source_digest
-from leakbench.isolation import HARMFUL, contained, settled
+from leakbench.isolation import HARMFUL, Found, contained, found_now, settled
 from leakbench.modules import fixed_of
 from leakbench.networks import build_defense, first_network, identity_of
 from leakbench.plugin_files import one_line
@@ -31,6 +36,8 @@ from leakbench.spec import Cell, Plan, UtilityCell, canonical
 from leakbench.trials import build_attack, check_cell, facts_of
 from leakbench.utility import check_training, material
 from leakbench.weights import digest
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,55 +111,106 @@ def cells_and_broken(
 ) -> tuple[list[PlannedCell], list[str]]:
     """The same, and of each cell why its plugins are broken, "" where they are not."""
     where = platform_of(platform) if isinstance(platform, str) else platform
-    memory = _Memory()
-    with settled():
-        both = [_planned(plan, cell, root, where, memory) for cell in plan.cells]
+    with settled(), uncollected(), noting_interrupts():
+        memory = _Memory(plan, root)
+        both = [_planned(plan, cell, where, memory) for cell in plan.cells]
     return [cell for cell, _ in both], [broken for _, broken in both]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Networks:
-    """The networks of a cell: digests of their first weights; all weights of the last one."""
+    """The networks of a cell: digests of their first weights; all weights of the last one.
 
+    recipe: all that decides them.
+    """
+
+    recipe: str
     digests: tuple[str, ...]
     weights: Weights
 
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of one gradient."""
+        return sum(value.numel() * value.element_size() for value in self.weights.values())
+
 
 class _Memory:
-    """What many cells of a plan share, so that it is computed once."""
+    """What many cells of a plan share, so that it is computed once: ten thousand of them have a
+    hundred attacks and as many defenses."""
 
-    def __init__(self) -> None:
-        self._sources: dict[tuple[str, ...], str] = {}
-        self._networks: tuple[str, _Networks] | None = None  # the last: weights may be large
+    def __init__(self, plan: Plan, root: Path | None) -> None:
+        self.plan = plan
+        self.root = root
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._texts: dict[int, tuple[object, str]] = {}
+        self._loaded: dict[Source, Dataset] = {}
+        self._networks: _Networks | None = None  # the last: weights may be large
+        self._found: Found | None = None
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
+        """What `make` gives, made once for every `key`, which holds all that it depends on."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: Value = self._made[key]
+        return found
+
+    def text(self, table: Any) -> str:
+        """`canonical` of a table of a cell's, made once for all cells that share it."""
+        known = self._texts.get(id(table))
+        if known is None or known[0] is not table:
+            known = self._texts[id(table)] = (table, canonical(table))
+        return known[1]
+
+    @contextmanager
+    def contained(self, who: str) -> Iterator[None]:
+        """Run code of a plugin as `isolation.contained`, whose settings are read again only where
+        they may have changed."""
+        if self._found is None:
+            self._found = found_now(HARMFUL)
+        try:
+            with contained(who, HARMFUL, self._found):
+                yield
+        except PluginBroken:
+            self._found = None
+            raise
+
+    def dataset(self, source: Source) -> Dataset:
+        """The data of a cell; `DataMissing` where they are not on the machine."""
+        if source not in self._loaded:
+            self._loaded[source] = load(source, self.root)
+            self._found = None
+        return self._loaded[source]
 
     def source(self, cell: Cell) -> str:
         """Digest of the code behind a cell."""
-        names = (cell.model, cell.attack, cell.defense)
-        if names not in self._sources:
-            plugins = (
-                registry.find("models", cell.model),
-                registry.find("attacks", cell.attack),
-                *(registry.find("attacks", name) for name in _used(cell.attack)),
-                *registry.find_all("defenses", cell.defense),
-            )
-            paths = tuple(plugin.path for plugin in plugins if plugin.path)
-            self._sources[names] = source_digest(paths)
-        return self._sources[names]
+        key = ("source", cell.model, cell.attack, cell.defense)
+        return self.once(key, lambda: _source_of(cell))
 
-    def networks(self, cell: Cell, dataset: Dataset, count: int) -> _Networks:
+    def networks(self, cell: Cell, dataset: Dataset) -> _Networks:
         """First weights of a cell."""
+        count = self.plan.networks
         recipe = canonical(
-            [dataset.checksum, cell.dataset, cell.model, cell.model_parameters, cell.weights,
-             cell.seed, cell.dtype, count]
+            [dataset.checksum, cell.dataset, cell.model, self.text(cell.model_parameters),
+             cell.weights, cell.seed, cell.dtype, count]
         )  # fmt: skip
-        if self._networks is None or self._networks[0] != recipe:
+        if self._networks is None or self._networks.recipe != recipe:
             digests = []
             for number in range(count):
                 model, weights = first_network(cell, dataset, number)
                 digests.append(weights_digest(model, weights))
-            found = _Networks(digests=tuple(digests), weights=weights)
-            self._networks = (recipe, found)
-        return self._networks[1]
+            self._networks = _Networks(recipe=recipe, digests=tuple(digests), weights=weights)
+            self._found = None  # the network's plugin is not contained
+        return self._networks
+
+
+def _source_of(cell: Cell) -> str:
+    plugins = (
+        registry.find("models", cell.model),
+        registry.find("attacks", cell.attack),
+        *(registry.find("attacks", name) for name in _used(cell.attack)),
+        *registry.find_all("defenses", cell.defense),
+    )
+    return source_digest(tuple(plugin.path for plugin in plugins if plugin.path))
 
 
 def weights_digest(model: Model, weights: Weights) -> str:
@@ -166,30 +224,32 @@ def identity_with(spec: Mapping[str, Any], number: int, digest: str) -> str:
     return hashlib.sha256(canonical(whole).encode()).hexdigest()
 
 
+def _identities(spec: Mapping[str, Any], digests: Sequence[str]) -> tuple[str, ...]:
+    """`identity_with` of each network: what `spec` says is written down once for all of them."""
+    first, second = "network", "weights_digest"
+    parts: list[dict[str, Any]] = [{}, {}, {}]  # what stands before, between and after these two
+    for name, value in spec.items():
+        parts[(name > first) + (name > second)][name] = value
+    before, between, after = (canonical(part)[1:-1] for part in parts)
+    found = []
+    for number, weights in enumerate(digests):
+        own = f'"{first}":{number}', f'"{second}":"{weights}"'
+        text = ",".join(filter(None, (before, own[0], between, own[1], after)))
+        found.append(hashlib.sha256(f"{{{text}}}".encode()).hexdigest())
+    return tuple(found)
+
+
 def _planned(
-    plan: Plan, cell: Cell, root: Path | None, platform: Platform, memory: _Memory
+    plan: Plan, cell: Cell, platform: Platform, memory: _Memory
 ) -> tuple[PlannedCell, str]:
     """A cell, and why its plugins are broken."""
-    entry = look_up(cell.source)
-    available = entry.sample_counts[0]
-    if plan.victims * plan.networks > available:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
-            f"victims are more than the {available} candidates of {cell.dataset}"
-        )
+    entry = memory.once(("entry", cell.source), lambda: look_up(cell.source))
     each = cell.images_a_gradient
-    images = plan.victims // each * each
-    if not images:
-        raise LeakbenchError(
-            f"{plan.file}, profile {plan.profile}: {plan.victims} victims are less than one batch "
-            f"of {each} images ({cell.row}, {cell.dataset})"
-        )
-    victims = tuple(
-        tuple(range(number * plan.victims, number * plan.victims + images))
-        for number in range(plan.networks)
+    victims = memory.once(
+        ("victims", cell.source, each), lambda: _victims(plan, cell, entry.sample_counts[0])
     )
     try:
-        dataset = load(cell.source, root)
+        dataset = memory.dataset(cell.source)
     except DataMissing as error:
         skipped = PlannedCell(
             cell=cell,
@@ -202,53 +262,99 @@ def _planned(
             classes=entry.classes,
         )
         return skipped, ""
-    try:
-        with contained(f"defense '{cell.defense}'", HARMFUL):
-            check_cell(cell, dataset, plan.networks)
-    except PluginBroken:
-        pass  # its trials will say so
-    except LeakbenchError as error:
-        raise LeakbenchError(f"{plan.file}, row '{cell.row}': {error}") from None
+    _check(cell, dataset, memory)
     spec = cell.spec() | {
         "data": dataset.checksum,
         "source": memory.source(cell),
-        **platform.facts(),
+        **memory.once(("platform",), platform.facts),
     }
     if platform.unit is not None:  # then who else is in the chunk decides bits
         spec["victims"] = plan.victims
-    networks = memory.networks(cell, dataset, plan.networks)
-    weights = networks.weights
-    identities = [
-        identity_with(spec, number, digest) for number, digest in enumerate(networks.digests)
-    ]
-    # Promises depend on shapes only: they are the same for every network.
-    guarantees, broken = _guarantees(cell, weights)
+    networks = memory.networks(cell, dataset)
+    guarantees, broken = _guarantees(cell, networks, memory)
     all_mu = [guarantee.mu for guarantee in guarantees]
     known = [mu for mu in all_mu if mu is not None]
     if len(guarantees) > 1 and any(guarantee.single_look for guarantee in guarantees):
         known = []
-    skip, budget, broken_too = _suits(cell, facts_of(cell, dataset, weights))
+    skip, budget, broken_too = _suits(cell, dataset, networks, memory)
+    known_labels = "labels" in cell.grants
     found = PlannedCell(
         cell=cell,
-        identities=tuple(identities),
+        identities=_identities(spec, networks.digests),
         victims=victims,
         skip=skip,
         data=dataset.checksum,
         title=entry.title,
         classes=entry.classes,
         budget=budget,
-        gradient_bytes=sum(value.numel() * value.element_size() for value in weights.values()),
+        gradient_bytes=networks.gradient_bytes,
         # The victims are among those that later weights were trained on: more than the looks tells.
         ceiling_mu=None if cell.federation or len(known) < len(all_mu) else math.hypot(*known),
         guarantee=_describe(guarantees[0]),
-        priors=priors_of(
-            victims,
-            each,
-            len(dataset.candidates),
-            dataset.candidate_labels.tolist() if "labels" in cell.grants else (),
+        priors=memory.once(
+            ("priors", dataset.checksum, each, known_labels),
+            lambda: priors_of(
+                victims,
+                each,
+                len(dataset.candidates),
+                dataset.candidate_labels.tolist() if known_labels else (),
+            ),
         ),
     )
     return found, broken or broken_too
+
+
+def _victims(plan: Plan, cell: Cell, available: int) -> tuple[tuple[int, ...], ...]:
+    """Candidates that a cell attacks, network by network, in whole batches.
+
+    Raises:
+        LeakbenchError: there are not so many, or less than a batch.
+    """
+    if plan.victims * plan.networks > available:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.networks} networks x {plan.victims} "
+            f"victims are more than the {available} candidates of {cell.dataset}"
+        )
+    each = cell.images_a_gradient
+    images = plan.victims // each * each
+    if not images:
+        raise LeakbenchError(
+            f"{plan.file}, profile {plan.profile}: {plan.victims} victims are less than one batch "
+            f"of {each} images ({cell.row}, {cell.dataset})"
+        )
+    return tuple(
+        tuple(range(number * plan.victims, number * plan.victims + images))
+        for number in range(plan.networks)
+    )
+
+
+def _check(cell: Cell, dataset: Dataset, memory: _Memory) -> None:
+    """Whether a cell can start, whoever attacks it; see `trials.check_cell`.
+
+    Raises:
+        LeakbenchError: it cannot.
+    """
+
+    def check() -> None:
+        try:
+            with memory.contained(f"defense '{cell.defense}'"):
+                check_cell(cell, dataset, memory.plan.networks)
+        except PluginBroken:
+            pass  # its trials will say so
+        except LeakbenchError as error:
+            raise LeakbenchError(f"{memory.plan.file}, row '{cell.row}': {error}") from None
+
+    memory.once(("check", *_defended(cell, dataset, memory)), check)
+
+
+def _defended(cell: Cell, dataset: Dataset, memory: _Memory) -> tuple[Any, ...]:
+    """All of a cell that a defense, and the training with it, may depend on."""
+    tables = (cell.model_parameters, cell.defense_parameters, cell.federation, cell.pretraining)
+    return (
+        dataset.checksum, cell.dataset, cell.model, cell.weights, cell.defense,
+        *map(memory.text, tables), cell.batch_size, cell.iterations, cell.local_steps,
+        cell.leak_type, cell.leak_view, cell.rounds, cell.seed, cell.dtype,
+    )  # fmt: skip
 
 
 def _used(attack: str) -> tuple[str, ...]:
@@ -261,27 +367,48 @@ def _used(attack: str) -> tuple[str, ...]:
     return tuple(name for name in named if name in known) if isinstance(named, tuple) else ()
 
 
-def _suits(cell: Cell, facts: LeakFacts) -> tuple[str, int, str]:
+def _suits(
+    cell: Cell, dataset: Dataset, networks: _Networks, memory: _Memory
+) -> tuple[str, int, str]:
     """Why the attack skips such leaks, "" if it does not; its budget; why it is broken."""
     name = f"attack '{cell.attack}'"
-    try:
-        with contained(name, HARMFUL):
-            reason, budget = suits(build_attack(cell), cell.attack, facts)
-    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
-        return "", 0, _blamed(name, error)
-    return (f"{cell.attack}: {reason}", 0, "") if reason else ("", budget, "")
+
+    def asked() -> tuple[str, int, str]:
+        facts = facts_of(cell, dataset, networks.weights)
+        try:
+            with memory.contained(name):
+                reason, budget = suits(build_attack(cell), cell.attack, facts)
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way: its trials will say so
+            return "", 0, _blamed(name, error)
+        return (f"{cell.attack}: {reason}", 0, "") if reason else ("", budget, "")
+
+    key = (
+        cell.attack, memory.text(cell.attack_parameters), cell.grants, networks.recipe,
+        cell.leak_type, cell.leak_view, cell.rounds, cell.images_a_gradient, cell.steps_seen,
+    )  # fmt: skip
+    return memory.once(("suits", *key), asked)
 
 
-def _guarantees(cell: Cell, weights: Weights) -> tuple[list[Guarantee], str]:
+def _guarantees(cell: Cell, networks: _Networks, memory: _Memory) -> tuple[list[Guarantee], str]:
     """What the defense promises in each look; why it is broken."""
     name = f"defense '{cell.defense}'"
-    try:
-        with contained(name, HARMFUL):
-            return promises(build_defense(cell), cell, weights), ""
-    except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
-        broken = _blamed(name, error)
-        reason = f"the plugin failed: {broken}"
-        return [Guarantee(level="none", reason=reason) for _ in cell.rounds], broken
+
+    def promised() -> tuple[list[Guarantee], str]:
+        try:
+            with memory.contained(name):
+                # They depend on shapes only: they are the same for every network.
+                return promises(build_defense(cell), cell, networks.weights), ""
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way: then it promises nothing
+            broken = _blamed(name, error)
+            reason = f"the plugin failed: {broken}"
+            return [Guarantee(level="none", reason=reason) for _ in cell.rounds], broken
+
+    # The recipe has all of a network that is not the cell's own.
+    key = (
+        networks.recipe, cell.defense, memory.text(cell.defense_parameters), cell.batch_size,
+        cell.iterations, cell.local_steps, cell.leak_type, cell.leak_view, cell.rounds,
+    )  # fmt: skip
+    return memory.once(("promises", *key), promised)
 
 
 def _blamed(name: str, error: Exception) -> str:

@@ -6,17 +6,16 @@ so that a changed bit anywhere in it is found. Lines of schemas 1 and 2 have non
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
 
+from leakbench.collecting import uncollected
 from leakbench.errors import LeakbenchError
 from leakbench.record_types import SCHEMA, upgraded, wrong
 
@@ -92,7 +91,7 @@ def read(content: bytes, path: object) -> Contents:
     Raises:
         LeakbenchError: a sound line of a newer schema: it says what this leakbench cannot know.
     """
-    with _uncollected():
+    with uncollected():
         return _read(content, path)
 
 
@@ -192,19 +191,6 @@ def _parsed(line: bytes) -> Any:
 def _in_whole_characters(value: Any) -> Any:
     """Plain values without halves of characters, which an error's text may hold and no file may."""
     return from_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of objects, of which records have none: with many records that
-    takes as long as reading them."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _no_constant(name: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from leakbench import identity, registry, runner
 from leakbench.errors import LeakbenchError
+from leakbench.foreign import noting_interrupts
 from leakbench.isolation import SETTINGS, contained, settled, untouched
 from leakbench.records import Record, Run
 from leakbench.suite import resolve
@@ -290,6 +291,21 @@ def test_an_interrupt_by_a_signal_comes_through() -> None:
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(LeakbenchError, match="it: raises KeyboardInterrupt"), contained("it"):
         raise KeyboardInterrupt
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupts_of_many_calls_are_told_apart() -> None:
+    with noting_interrupts() as ever:
+        note = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), contained("it"):
+            signal.raise_signal(signal.SIGINT)
+        # The one before is none of this call's.
+        with pytest.raises(LeakbenchError, match="it: raises KeyboardInterrupt"), contained("it"):
+            raise KeyboardInterrupt
+        with contained("it"):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is note
+        assert ever()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

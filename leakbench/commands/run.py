@@ -203,7 +203,8 @@ def validate(
     add_folders(plugins or ())
     plan = plan_of(suite, profile, attack, defense, settings)
     for other in plan.profiles:
-        plan_of(suite, other, attack, defense, settings)  # its mistakes show before it is run
+        if other != plan.profile:
+            plan_of(suite, other, attack, defense, settings)  # its mistakes show before it is run
     from leakbench import forecast as forecasts
     from leakbench import planning, runner
     from leakbench.data.catalog import data_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from leakbench.data.catalog import look_up
@@ -46,7 +47,7 @@ def check(suite: Suite, file: str, left_out: Sequence[str]) -> None:
         ("utility.variants.label", [variant.label for variant in utility.variants]),
     )
     for what, found in once:
-        if twice := {name for name in found if found.count(name) > 1}:
+        if twice := {name for name, count in Counter(found).items() if count > 1}:
             raise LeakbenchError(f"{file}, key {what}: '{min(twice)}' stands there twice")
     datasets = list(dict.fromkeys([*suite.datasets, *left_out]))
     by_data_set = [*datasets, ANY_DATA_SET]

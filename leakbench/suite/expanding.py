@@ -56,12 +56,21 @@ def defense_rows(entry: Document, file: str) -> list[Document]:
     for values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         where = f"{file}, defense '{entry['id']}', key"
-        row = copy.deepcopy(entry) | {
+        row = _without_parameters(entry) | {
             "id": _filled(entry["id"], chosen, _in_an_id, f"{where} id"),
             "label": _filled(entry["label"], chosen, _as_text, f"{where} label"),
         }
-        found.append(row | {"parameters": chosen} if parameters else row)
+        found.append(row | {"parameters": chosen} if "parameters" in entry else row)
     return found
+
+
+def _without_parameters(entry: Document) -> Document:
+    """A copy that shares nothing that can be changed; of most entries it is texts only."""
+    return {
+        key: value if isinstance(value, str) else copy.deepcopy(value)
+        for key, value in entry.items()
+        if key != "parameters"
+    }
 
 
 def _filled(template: str, values: Mapping[str, Any], text: Any, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -19,6 +20,9 @@ from leakbench.plugin_files import one_line
 from leakbench.registry import Kind
 from leakbench.spec import canonical
 from leakbench.suite.reading import explain
+
+_SCALARS = (bool, int, float, str)
+"""What needs no look and no copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,11 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
         _require_plain(name, parameters[name], where)
     try:
         with without_exit(where):
-            plugin = _adapter(kind).validate_json(json.dumps(dict(parameters)), strict=True)
-            values = {name: getattr(plugin, name) for name in fields}
+            made = _made(kind, json.dumps(dict(parameters)))
+            values = {
+                name: value if type(value) in _SCALARS else copy.deepcopy(value)
+                for name, value in made.items()
+            }
     except ValidationError as error:
         raise LeakbenchError(f"{where}: {explain(error)}") from None
     except LeakbenchError as error:
@@ -128,6 +135,18 @@ def complete(kind: type, parameters: Mapping[str, Any], where: str) -> dict[str,
     return values
 
 
+@functools.lru_cache(maxsize=2**14)
+def _made(kind: type, parameters: str) -> dict[str, Any]:
+    """Hyper-parameters of a plugin made with these, which are JSON. Other profiles of a suite, and
+    the suite as it was published, ask for the same ones again.
+
+    Raises:
+        Exception: what the plugin has raised, and `ValidationError`.
+    """
+    plugin = _adapter(kind).validate_json(parameters, strict=True)
+    return {field.name: getattr(plugin, field.name) for field in dataclasses.fields(kind)}
+
+
 @functools.lru_cache(maxsize=512)
 def _adapter(kind: type) -> TypeAdapter[Any]:
     """A suite of many rows asks for the same plugins over and over."""
@@ -136,6 +155,8 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 def _require_plain(name: str, value: object, where: str) -> None:
     """A value that JSON can hold: TOML has dates beside them, and Python any object."""
+    if type(value) in _SCALARS:
+        return
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from leakbench.collecting import uncollected
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.foreign import noting_interrupts
 from leakbench.metrics.rules import make_rule
 from leakbench.spec import (
     Cell,
@@ -49,6 +51,13 @@ def resolve(
     Raises:
         LeakbenchError: anything wrong, in one sentence naming file, key and allowed values.
     """
+    with uncollected(), noting_interrupts():
+        return _resolved(suite, profile, attack, defense, settings)
+
+
+def _resolved(
+    suite: str, profile: str, attack: str | None, defense: str | None, settings: Sequence[str]
+) -> Plan:
     opened = open_file(suite)
     published, document = parse(opened.document, opened, opened.own)
     _check_settings(published, attack, settings)
@@ -185,8 +194,15 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
     cells = []
     for dataset in _datasets(asked):
         for variant in variants:
+            if dataset not in variant.datasets:
+                continue
+            schedule, rounds = variant.training.schedule(dataset), variant.rounds(dataset)
+            table = variant.model.pretraining
+            pretraining = table.model_dump() if table else None
+            grants = tuple(sorted(set(variant.attack.grants)))
+            snapshots = tuple(sorted(set(asked.chosen.snapshots)))
             for row in rows:
-                if not row.has(dataset) or dataset not in variant.datasets:
+                if not row.has(dataset):
                     continue
                 label = ", ".join(
                     text
@@ -196,7 +212,6 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                     )
                     if given
                 )
-                schedule, rounds = variant.training.schedule(dataset), variant.rounds(dataset)
                 for knowledge, parameters in variant.parameters.items():
                     cells.append(
                         Cell(
@@ -205,11 +220,7 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             model=variant.model.name,
                             model_parameters=variant.model_parameters.values,
                             weights=variant.model.weights,
-                            pretraining=(
-                                variant.model.pretraining.model_dump()
-                                if variant.model.pretraining
-                                else None
-                            ),
+                            pretraining=pretraining,
                             batch_size=schedule["batch_size"],
                             iterations=schedule["rounds"],
                             local_steps=schedule["local_steps"],
@@ -226,8 +237,8 @@ def _cells(asked: Request, variants: Sequence[Variant], rows: Sequence[Row]) -> 
                             attack=variant.attack.name,
                             attack_parameters=parameters.values,
                             knowledge=knowledge,
-                            grants=tuple(sorted(set(variant.attack.grants))),
-                            snapshots=tuple(sorted(set(asked.chosen.snapshots))),
+                            grants=grants,
+                            snapshots=snapshots,
                             seed=suite.seed,
                             dtype=suite.dtype,
                             bound=suite.bound,

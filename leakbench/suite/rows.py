@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leakbench import registry
 from leakbench.data.catalog import look_up
 from leakbench.data.entries import Source
 from leakbench.errors import LeakbenchError, unknown_name
+from leakbench.registry import Kind
 from leakbench.spec import Knowledge, canonical
 from leakbench.suite.parameters import Layer, Merged, load, merge
 from leakbench.suite.settings import Setting
@@ -39,6 +40,15 @@ class Request:
     attack: str | None = None
     defense: str | None = None
     settings: tuple[Setting, ...] = ()
+    _found: set[tuple[Kind, str]] = field(
+        default_factory=set, init=False, repr=False, compare=False
+    )
+
+    def require(self, kind: Kind, name: str, where: str) -> None:
+        """As `registry.find`, which reads all plugins of a kind: once for each name."""
+        if (kind, name) not in self._found:
+            registry.find(kind, name, where)
+            self._found.add((kind, name))
 
     @property
     def chosen(self) -> ProfileTable:
@@ -169,7 +179,7 @@ def _variant(asked: Request, table: VariantTable, replaced: str | None) -> Varia
     model_parameters = model_of(asked, where, place, model, sources)
     name = replaced or chosen.name
     if replaced is None:
-        registry.find("attacks", name, f"{where}, key attack.name")
+        asked.require("attacks", name, f"{where}, key attack.name")
     kind = load("attacks", name)
     parameters = {
         knowledge: merge(
@@ -292,7 +302,7 @@ def model_of(
     """
     from leakbench.architectures import require_taken  # brings torch, as plugins do
 
-    registry.find("models", model.name, f"{where}, key model.name")
+    asked.require("models", model.name, f"{where}, key model.name")
     kind = registry.load("models", model.name)
     for source in sources:
         name, shape = look_up(source).name, look_up(source).input_shape
