@@ -47,12 +47,12 @@ test: $(STAMP) ## run the tests that take seconds
 test-slow: $(STAMP) ## run the tests that take minutes
 	@$(PYTEST) -m "slow and not gpu" $(ARGS)
 
-# Other kernels stand in for other processors; the last mode is a machine that rounds rows by their
-# neighbours.
+# Other kernels stand in for other processors; the last modes are a machine that rounds rows by their
+# neighbours, and one without a C compiler.
 MODES := LEAKBENCH_ARITHMETIC=portable MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2,STRICT \
   LEAKBENCH_ARITHMETIC=fast \
   LEAKBENCH_ARITHMETIC=fast,ATEN_CPU_CAPABILITY=avx2,ONEDNN_MAX_CPU_ISA=AVX2 \
-  LEAKBENCH_ROWS=dependent
+  LEAKBENCH_ROWS=dependent LEAKBENCH_COMPILED=no
 
 test-modes: $(STAMP) ## run the tests under other arithmetic (ARGS: which; MODES: under which)
 	@for mode in $(MODES); do \

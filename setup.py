@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: found packages together with mapped folders, and what is compiled.
+"""What pyproject.toml cannot say: packages found beside mapped ones, and what is compiled.
 
 Everything else, the mapping itself included, is in pyproject.toml.
 """

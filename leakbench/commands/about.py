@@ -167,7 +167,9 @@ def _arithmetic_means() -> str:
     else:
         promise = "the same bits on processors of one family"
     if name.endswith(arithmetic.UNCOMPILED):
-        promise += "; attacks take several times as long: install a C compiler, then leakbench again"
+        promise += (
+            "; attacks take several times as long: install a C compiler, then leakbench again"
+        )
     return promise
 
 

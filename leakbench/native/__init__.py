@@ -97,9 +97,7 @@ class SigmoidSweeps:
         self.kept = int(library.leakbench_kept(self._shape, self._layers))
         """float32 numbers an example that `gradients` leaves for `derivative`."""
 
-    def gradients(
-        self, n: int, inputs: int, labels: int, kept: int, found: Sequence[int]
-    ) -> None:
+    def gradients(self, n: int, inputs: int, labels: int, kept: int, found: Sequence[int]) -> None:
         """inputs (n, *shape), labels (n, classes) -> found, an array a weight (n, *its shape).
 
         Raises:
