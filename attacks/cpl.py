@@ -56,6 +56,7 @@ class CPL(MatchingAttack):
         solver: "lbfgs" (paper), or "adam": plain Adam of one evaluation a step and no decay, which
             the authors' notebooks of larger faces take for 1000 steps.
         lr: learning rate of Adam (those notebooks: 0.01).
+        patience: steps without a smaller loss after which a victim is given up; 0: never (paper).
         restarts: runs from new starts; the smallest loss counts (paper: 1).
         total_variation: weight of this prior in the loss; images only (paper: 0).
         local_steps: how several local steps behind an update are modelled.
@@ -71,16 +72,22 @@ class CPL(MatchingAttack):
     matching: Matching = "squared"
     solver: Literal["lbfgs", "adam"] = "lbfgs"
     lr: float = 0.01
+    patience: int = 0
 
     def __post_init__(self) -> None:
         if self.init != "patterned" and self.init not in STARTS:
             raise unknown_name("init", self.init, ["patterned", *STARTS], self.name)
         super().__post_init__()
         require_at_least(self.name, 1, grid=self.grid)
+        require_at_least(self.name, 0, patience=self.patience)
         require_in(self.name, "(0, inf)", lr=self.lr)
         if self.solver == "adam" and self.line_search:
             raise LeakbenchError(
                 f"{self.name}: line_search must be false with the solver 'adam', got true"
+            )
+        if self.solver == "adam" and self.patience:
+            raise LeakbenchError(
+                f"{self.name}: patience must be 0 with the solver 'adam', got {self.patience}"
             )
         if self.restarts > 1 and self.init in CONSTANT:
             raise LeakbenchError(
@@ -102,4 +109,4 @@ class CPL(MatchingAttack):
     def optimiser(self, facts: LeakFacts) -> LBFGS | SignedAdam:
         if self.solver == "adam":
             return SignedAdam(steps=self.steps, lr=self.lr, decays=False, signed=False)
-        return LBFGS(steps=self.steps, line_search=self.line_search)
+        return LBFGS(steps=self.steps, line_search=self.line_search, patience=self.patience)

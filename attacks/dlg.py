@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakbench.contracts import Leak, LeakFacts, Streams
+from leakbench.errors import require_at_least
 from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS
 from leakbench.starts import gaussian
@@ -28,6 +29,7 @@ class DLG(MatchingAttack):
     Args:
         steps: L-BFGS steps of up to 20 evaluations each (paper: 300).
         line_search: strong Wolfe instead of a fixed step length (paper: fixed).
+        patience: steps without a smaller loss after which a victim is given up; 0: never (paper).
         restarts: runs from new inputs and logits; the smallest loss counts (paper: 1).
         total_variation: weight of this prior in the loss; images only (paper: 0).
         local_steps: how several local steps behind an update are modelled.
@@ -37,6 +39,11 @@ class DLG(MatchingAttack):
     paper: ClassVar[str] = "Zhu et al., NeurIPS 2019"
     steps: int = 300
     line_search: bool = False
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self.name, 0, patience=self.patience)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
@@ -45,4 +52,4 @@ class DLG(MatchingAttack):
         """Soft ones."""
 
     def optimiser(self, facts: LeakFacts) -> LBFGS:
-        return LBFGS(steps=self.steps, line_search=self.line_search)
+        return LBFGS(steps=self.steps, line_search=self.line_search, patience=self.patience)

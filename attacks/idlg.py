@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakbench.contracts import Leak, LeakFacts, Streams
+from leakbench.errors import require_at_least
 from leakbench.inversion import MatchingAttack
 from leakbench.optim import LBFGS
 from leakbench.starts import gaussian
@@ -30,6 +31,7 @@ class IDLG(MatchingAttack):
     Args:
         steps: L-BFGS steps of up to 20 evaluations each (paper: 300).
         line_search: strong Wolfe instead of a fixed step length (paper: fixed).
+        patience: steps without a smaller loss after which a victim is given up; 0: never (paper).
         restarts: runs from new inputs; the smallest loss counts (paper: 1).
         total_variation: weight of this prior in the loss; images only (paper: 0).
         local_steps: how several local steps behind an update are modelled.
@@ -39,9 +41,14 @@ class IDLG(MatchingAttack):
     paper: ClassVar[str] = "Zhao et al., 2020"
     steps: int = 300
     line_search: bool = False
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self.name, 0, patience=self.patience)
 
     def start(self, leak: Leak, streams: Streams, restart: int = 0) -> Tensor:
         return gaussian(leak, streams, restart)
 
     def optimiser(self, facts: LeakFacts) -> LBFGS:
-        return LBFGS(steps=self.steps, line_search=self.line_search)
+        return LBFGS(steps=self.steps, line_search=self.line_search, patience=self.patience)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from leakbench.contracts import Attack, HasLoss, Leak, Reconstruction
+from leakbench.contracts import ENDED, Attack, HasLoss, Leak, Reconstruction
 from leakbench.errors import LeakbenchError
 from leakbench.optim import with_copies
 from leakbench.weights import computed_alone
@@ -48,8 +48,8 @@ def check_answer(result: Reconstruction, leak: Leak, name: str) -> None:
     if len(result.status) != n:
         raise LeakbenchError(f"attack '{name}': {len(result.status)} statuses for {n} victims")
     for status in result.status:
-        if status not in ("converged", "steps", "nan"):
-            text = f"status {status!r}; allowed: converged, steps, nan"
+        if status not in ENDED:
+            text = f"status {status!r}; allowed: {', '.join(ENDED)}"
             raise LeakbenchError(f"attack '{name}': {text}")
 
 

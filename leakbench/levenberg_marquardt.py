@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from leakbench.line_search import Ending
+from leakbench.contracts import Ended
 from leakbench.optim import Solution, StepWatch
 
 Product = Callable[[Tensor], Tensor]
@@ -123,7 +123,7 @@ class _Run:
         self.damping, self.growth = math.nan, 2.0
         self.steps, self.evaluations = 0, 0
         self.start_cost = self.cost = self._cost_at(self.point)
-        self.status: Ending = "steps"
+        self.status: Ended = "steps"
 
     def go(self) -> None:
         if not math.isfinite(self.cost):

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from leakbench.contracts import Ended
 
 if TYPE_CHECKING:
     from leakbench.optim import LBFGS
 
-Ending = Literal["converged", "steps", "nan"]
-"""How a problem ended: nothing moves any more, its steps are used up, or it is not finite."""
+FALLS = 1e-3
+"""A loss has fallen that is smaller by this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class StepDone:
 
 
 Request = Evaluate | Direction | Move | StepDone
-Control = Generator[Request, "Evaluated | Directed | None", Ending]
+Control = Generator[Request, "Evaluated | Directed | None", Ended]
 
 SLOTS = 4
 """Gradients to keep: at the base, and at the three points a line search needs at most."""
@@ -77,7 +79,7 @@ def control(o: LBFGS, counts: Counts) -> Control:
     at = yield from _evaluate(0.0, 0)
     counts.start_loss = at.loss
     max_eval = o.max_eval if o.max_eval is not None else o.max_iter * 5 // 4
-    first = True
+    first, lowest, waited = True, at.loss, 0
     while counts.steps < o.steps:
         step_loss, step_evaluations, iteration = at.loss, 1, 0
         unevaluated = 0.0  # length of a last move that the next step evaluates
@@ -119,6 +121,10 @@ def control(o: LBFGS, counts: Counts) -> Control:
         yield StepDone(unevaluated, step_loss)
         if counts.steps == o.steps:
             break
+        waited = 0 if at.loss < (1 - FALLS) * lowest else waited + 1
+        lowest = min(lowest, at.loss)
+        if waited == o.patience != 0:
+            return "stalled"
         if unevaluated:
             at = yield from _evaluate(unevaluated, 1)
             yield Move(unevaluated, 1)

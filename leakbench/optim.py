@@ -19,13 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leakbench.contracts import Ended
 from leakbench.histories import Rows, history
 from leakbench.line_search import (
     SLOTS,
     Counts,
     Directed,
     Direction,
-    Ending,
     Evaluate,
     Evaluated,
     Move,
@@ -53,7 +53,7 @@ class Solution:
     """Per problem: the best finite point by its own loss, or the last, and what it took.
 
     points (n, d); loss (n,) at `points`; start_loss (n,); steps, evaluations (n,) int64;
-    status n of "converged", "steps" (used up), "nan".
+    status n of "converged", "steps" (used up), "stalled", "nan".
     """
 
     points: Tensor
@@ -61,7 +61,7 @@ class Solution:
     start_loss: Tensor
     steps: Tensor
     evaluations: Tensor
-    status: tuple[Ending, ...]
+    status: tuple[Ended, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,9 @@ class LBFGS:
     max|g| <= tolerance_grad at a step's start, or a directional derivative above
     -tolerance_change, is final. A pair enters the history when y.s > 1e-10.
 
+    patience: steps in a row without a loss, at their ends, below .999 of the lowest before, after
+    which a problem is given up as "stalled"; 0: never.
+
     steps: limit on steps. max_eval: evaluations that end a step; None means max_iter * 5 // 4.
     """
 
@@ -86,6 +89,7 @@ class LBFGS:
     tolerance_change: float = 1e-9
     history: int = 100
     line_search: bool = False
+    patience: int = 0
 
     @property
     def budget(self) -> int:
@@ -126,7 +130,7 @@ class _Engine:
         self.controls = [control(options, counts) for counts in self.counts]
         self.numbers = list(range(n))
         self.best_x, self.best_loss = start.clone(), start.new_full((n,), math.inf)
-        self.status: list[Ending] = ["steps"] * n
+        self.status: list[Ended] = ["steps"] * n
 
     def run(self) -> Solution:
         pending: list[Request | None] = [next(each) for each in self.controls]
@@ -332,7 +336,7 @@ class SignedAdam:
         points, loss = start.clone(), start.new_full((n,), math.inf)
         start_loss = start.new_full((n,), math.nan)
         steps = torch.full((n,), self.steps, dtype=torch.int64, device=device)
-        status: list[Ending] = ["steps"] * n
+        status: list[Ended] = ["steps"] * n
         rows = torch.arange(n, device=device)  # problem numbers of the active ones
         x, moments, rate = start.clone(), (torch.zeros_like(start),) * 2, self.lr
         milestones = [self.steps * eighths // 8 for eighths in (3, 5, 7)] if self.decays else []

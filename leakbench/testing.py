@@ -26,6 +26,7 @@ from leakbench import architectures, probe, registry
 from leakbench.breach import ContractBreach, check_class, require
 from leakbench.capturing import capture_leak
 from leakbench.contracts import (
+    ENDED,
     Attack,
     Context,
     Defense,
@@ -263,8 +264,7 @@ def _check_reconstruction(result: Reconstruction, leak: Leak) -> None:
             tuple(value.shape) == wanted, f"{name} has shape {tuple(value.shape)}, not {wanted}"
         )
     require(len(result.status) == n, f"{len(result.status)} statuses for {n} victims")
-    allowed = {"converged", "steps", "nan"}
-    require(set(result.status) <= allowed, f"status {result.status} is not among {allowed}")
+    require(set(result.status) <= set(ENDED), f"status {result.status} is not among {ENDED}")
     require(
         bool(torch.isfinite(result.inputs).all()),
         "inputs are not finite: return the best finite iterate and say status 'nan'",

@@ -428,6 +428,28 @@ def test_no_problems() -> None:
     assert solution.steps.dtype == solution.evaluations.dtype == torch.int64
 
 
+@pytest.mark.parametrize("line_search", [False, True])
+def test_what_makes_no_progress_is_given_up_and_the_rest_goes_on(line_search: bool) -> None:
+    """The first wanders about: its gradient belongs to no function. The second takes its steps."""
+
+    def objective(points: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        losses, gradients = row_by_row([quadratic(4, 1e5, 3)] * 2)(points, numbers)
+        lost = numbers == 0
+        away = torch.where(points == 0, 1.0, points.cos() + 2)
+        return torch.where(lost, 1.0, losses), torch.where(lost[:, None], away, gradients)
+
+    start = starts(2, 4, seed=7)
+    options = LBFGS(steps=12, max_iter=3, line_search=line_search)
+    patient = replace(options, patience=5).minimise(objective, start)
+    assert patient.status[0] == "stalled"
+    assert patient.steps[0] == 5
+    never = options.minimise(objective, start)
+    assert never.status[0] == "steps"
+    assert patient.status[1] == never.status[1] != "stalled"
+    assert torch.equal(patient.points[1], never.points[1])
+    assert patient.evaluations[1] == never.evaluations[1]
+
+
 # ------------------------------------------------------------------- the objective
 
 

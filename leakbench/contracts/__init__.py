@@ -19,6 +19,7 @@ What an attacker sees follows from that order alone; no defense is ever special-
 from __future__ import annotations
 
 from leakbench.contracts.attacks import (
+    ENDED,
     Attack,
     Ended,
     HasLoss,
@@ -58,6 +59,7 @@ from leakbench.contracts.promises import (
 from leakbench.spec import LeakPoint, Observer, View
 
 __all__ = [
+    "ENDED",
     "Attack",
     "Axis",
     "Context",

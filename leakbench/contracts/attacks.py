@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor
 
@@ -15,7 +15,11 @@ from leakbench.errors import LeakbenchError
 from leakbench.parameters import check_kinds
 from leakbench.spec import Grant
 
-Ended = Literal["converged", "steps", "nan"]
+Ended = Literal["converged", "steps", "stalled", "nan"]
+"""How a victim ended: nothing moves any more, the steps are used up, the loss has not fallen for as
+long as the attack waits, or it has left the finite numbers."""
+
+ENDED: tuple[Ended, ...] = get_args(Ended)
 
 
 class Streams(Protocol):
