@@ -49,6 +49,16 @@ class HandWritten(Protocol):
 
 
 @runtime_checkable
+class RowByRow(HandWritten, Protocol):
+    """A model that may compute its per-example gradients one after another."""
+
+    def is_row_by_row(self, *values: Tensor) -> bool:
+        """Whether it does with these weights and inputs, each by itself: few examples then cost no
+        more each than many, and need no others beside them."""
+        ...
+
+
+@runtime_checkable
 class HandWrittenStacked(Protocol):
     """A model that knows its gradients where clients have weights of their own.
 
@@ -114,6 +124,34 @@ def per_example(
     return Gradients(found, ("client", "example"), mask)
 
 
+def at_once(
+    model: Model,
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    stacked: bool,
+    chunk_size: int | None,
+) -> int | None:
+    """How many examples `per_example` computes together where no derivative is wanted; None: all.
+
+    With `stacked`, no fewer than a client has, if he has no more than these.
+    """
+    by_hand = isinstance(model, HandWrittenStacked) or (
+        _is_row_by_row(model, weights, inputs, labels)
+        if stacked
+        else isinstance(model, HandWritten)
+    )
+    if inputs.is_cpu and (by_hand or computed_alone(weights, stacked=stacked)):
+        return CACHED if chunk_size is None else min(_rounded(chunk_size), CACHED)
+    return chunk_size if stacked or chunk_size is None else _rounded(chunk_size)
+
+
+def _is_row_by_row(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> bool:
+    values = [inputs, *weights.values(), *([labels] if labels.is_floating_point() else [])]
+    return isinstance(model, RowByRow) and model.is_row_by_row(*values)
+
+
 def _of_examples(
     model: Model, weights: Weights, inputs: Tensor, labels: Tensor, chunk_size: int | None
 ) -> dict[str, Tensor]:
@@ -122,6 +160,7 @@ def _of_examples(
     chunk = _rounded(rows if chunk_size is None else chunk_size)
     followed = _followed(inputs, labels, *weights.values())
     by_hand = _by_hand(model, weights, followed)
+    alone = not followed and _is_row_by_row(model, weights, inputs, labels)
     if by_hand is None and computed_alone(weights):
         loss = loss_function(model)
         return _one_by_one(
@@ -130,7 +169,7 @@ def _of_examples(
     if by_hand is not None:
         chunk = _together(chunk, inputs, followed)
     last = rows % chunk or chunk
-    missing = _rounded(last) - last
+    missing = 0 if alone else _rounded(last) - last
     inputs, labels = _padded(inputs, missing), _padded(labels, missing)
     if by_hand is None:
         over_examples = _over_examples(model, chunk if rows > chunk else None)
@@ -165,21 +204,18 @@ def _of_clients(
     """Of the examples (clients, batch, *input shape) of clients with weights of their own."""
     clients, batch = inputs.shape[:2]
     followed = _followed(inputs, labels, *weights.values())
-    if computed_alone(weights, stacked=True):
-        found = _one_by_one(
-            lambda i: {
-                k: v[None]
-                for k, v in _of_examples(
-                    model, {k: v[i] for k, v in weights.items()}, inputs[i], labels[i], chunk_size
-                ).items()
-            },
-            clients,
-            followed,
-        )
-        return found
+
+    def of_client(i: int) -> dict[str, Tensor]:
+        own = {k: v[i] for k, v in weights.items()}
+        found = _of_examples(model, own, inputs[i], labels[i], chunk_size)
+        return {k: v[None] for k, v in found.items()}
+
+    alone = not followed and _is_row_by_row(model, weights, inputs, labels)
+    if alone or computed_alone(weights, stacked=True):
+        return _one_by_one(of_client, clients, followed)
     if followed or not isinstance(model, HandWrittenStacked):
-        at_once = None if chunk_size is None else max(chunk_size // batch, 1)
-        over_clients = vmap(_over_examples(model, chunk_size), chunk_size=at_once)
+        together = None if chunk_size is None else max(chunk_size // batch, 1)
+        over_clients = vmap(_over_examples(model, chunk_size), chunk_size=together)
         found = over_clients(weights, inputs, labels)
         return found
     chunk = _together(clients * batch if chunk_size is None else chunk_size, inputs, followed)

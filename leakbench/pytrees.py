@@ -41,6 +41,18 @@ def joined(states: Sequence[State]) -> State:
     return by_tensor(lambda values: torch.cat(list(values)), states)
 
 
+def tensors(state: State) -> list[Tensor]:
+    """All tensors that `by_tensor` finds."""
+    found: list[Tensor] = []
+
+    def noted(values: Sequence[Tensor]) -> Tensor:
+        found.append(values[0])
+        return values[0]
+
+    by_tensor(noted, [state])
+    return found
+
+
 def in_float64(state: State) -> State:
     """The state with its float32 tensors in float64."""
 

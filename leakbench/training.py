@@ -25,6 +25,7 @@ from leakbench.contracts import (
     concatenate,
 )
 from leakbench.gradients import count_subsets, of_batch, of_subsets, per_example
+from leakbench.streaming import example_bytes, in_pieces
 from leakbench.weights import computed_alone
 
 AT_ONCE = 2**30
@@ -183,10 +184,14 @@ def _mean_gradients(
     """Every client's gradient before `on_batch`, and what a type-2 tap sees of its examples."""
     size = batch.inputs.shape[1]
     row = defense.row_size(size)
-    streamed = row == 1 and single is None and not at_example
-    if streamed and _too_many(weights, batch, defense, stacked):
-        mean = _streamed_mean(model, weights, batch, defense, state, context, stacked)
-        return _expected(mean, batch), None, state
+    if row == 1 and single is None and not at_example:
+        pieces = in_pieces(
+            model, weights, batch, defense, state, context,
+            stacked=stacked, chunk_size=chunk_size, most=AT_ONCE,
+        )  # fmt: skip
+        if pieces is not None:
+            seen = None if watch is None else watch.gradients
+            return _expected(pieces.mean(seen), batch), None, state
     if single is None and (by_examples or at_example or row == 1):
         single = per_example(
             model, weights, batch.inputs, batch.labels,
@@ -226,58 +231,6 @@ def _expected(mean: Gradients, batch: Batch) -> Gradients:
     return mean.scale((found.to(like) / batch.expected).expand(len(like)))
 
 
-def _too_many(weights: Weights, batch: Batch, defense: Defense, stacked: bool) -> bool:
-    """Whether the gradients of all examples at once are more than `AT_ONCE`, and need not be."""
-    if not defense.rowwise or _followed(batch, weights):
-        return False
-    clients, size = batch.inputs.shape[:2]
-    return _example_bytes(weights, stacked) * clients * size > AT_ONCE
-
-
-def _streamed_mean(
-    model: Model,
-    weights: Weights,
-    batch: Batch,
-    defense: Defense,
-    state: State,
-    context: Context,
-    stacked: bool,
-) -> Gradients:
-    """Every client's mean of what `on_examples` makes of its examples, a few of them at a time."""
-    clients, size = batch.inputs.shape[:2]
-    together = max(AT_ONCE // (_example_bytes(weights, stacked) * clients), 1)
-    total: dict[str, Tensor] = {}
-    for start in range(0, size, together):
-        some = slice(start, start + together)
-        mask = None if batch.mask is None else batch.mask[:, some]
-        rows = per_example(
-            model, weights, batch.inputs[:, some], batch.labels[:, some],
-            stacked=stacked, mask=mask, chunk_size=together,
-        )  # fmt: skip
-        rows, _ = defense.on_examples(rows, state, context)
-        for name, value in rows.tensors.items():
-            if mask is not None:
-                value = torch.where(rows.expand(mask, value), value, 0.0)
-            total[name] = total.get(name, 0.0) + value.sum(dim=1)
-    if batch.mask is None:
-        return Gradients({k: v / size for k, v in total.items()}, ("client",))
-    count = batch.mask.sum(dim=1)
-    mean = Gradients(total, ("client",), count > 0)
-    return mean.scale(1.0 / count.clamp(min=1).to(next(iter(total.values()))))
-
-
-def _example_bytes(weights: Weights, stacked: bool) -> int:
-    """Of one example's gradient."""
-    total = sum(value.numel() * value.element_size() for value in weights.values())
-    return total // len(next(iter(weights.values()))) if stacked else total
-
-
-def _followed(batch: Batch, weights: Weights) -> bool:
-    """Whether derivatives are wanted."""
-    values = (batch.inputs, batch.labels, *weights.values())
-    return torch.is_grad_enabled() and any(value.requires_grad for value in values)
-
-
 def _subset_means(gradients: Gradients, size: int) -> Gradients:
     """Means of every `size` consecutive examples, as `gradients.of_subsets` gives them."""
     clients, subsets = gradients.leading[0], count_subsets(gradients.leading[1], size)
@@ -306,7 +259,7 @@ def public_gradients(model: Model, inputs: Tensor, labels: Tensor) -> PublicGrad
 
     def gradients(weights: Weights, size: int) -> Iterator[Gradients]:
         size = min(size, len(inputs))
-        at_once = max(AT_ONCE // _example_bytes(weights, stacked=False), 1) * size
+        at_once = max(AT_ONCE // example_bytes(weights, stacked=False), 1) * size
         usable = len(inputs) // size * size
         for start in range(0, usable, at_once):
             some = slice(start, min(start + at_once, usable))
@@ -358,7 +311,7 @@ def _apart(weights: Weights, batch: Batch, defense: Defense) -> bool:
     """Whether the batch's other examples decide nothing, and would need too much memory."""
     clients, size = batch.inputs.shape[:2]
     untouched = defense.row_size(size) != 1
-    many = _example_bytes(weights, stacked=False) * clients * size > AT_ONCE
+    many = example_bytes(weights, stacked=False) * clients * size > AT_ONCE
     return many and (untouched or defense.rowwise)
 
 

@@ -132,7 +132,7 @@ def test_a_batch_clipped_in_pieces_is_the_loop(
         Context(batch_size=SIZE, clients=tuple(range(CLIENTS)), noise=None),
         point=LeakPoint(view="batch"), stop_at_tap=True,
     ).tapped  # fmt: skip
-    assert tapped is not None and defense.given == [5, 5, 2]
+    assert tapped is not None and defense.given == [10, 2, 10, 2]  # a client after the other
     for client in range(CLIENTS):
         total = {name: torch.zeros_like(value) for name, value in own.items()}
         for place in range(SIZE):

@@ -207,8 +207,8 @@ class Defense:
     @property
     def rowwise(self) -> bool:
         """Whether `on_examples` treats every row by itself, draws nothing random, and returns the
-        state it was given: the path may then call it with a few rows at a time and keep only their
-        sum, which bounds the memory of large networks."""
+        state it was given: the path may then call it with a few rows of a few clients at a time and
+        keep only their sum, which is faster and bounds the memory."""
         return False
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
 from leakbench.losses import Loss, class_probabilities
-from leakbench.sigmoid_gradients import example_gradients
+from leakbench.sigmoid_gradients import example_gradients, is_compiled
 from leakbench.sigmoid_tangents import example_tangents
 from leakbench.weights import Scheme, draw
 
@@ -77,6 +77,10 @@ class SigmoidNet:
         labels = class_probabilities(labels, self.classes, inputs)
         found = example_gradients(strides, [weights[name] for name in names], inputs, labels)
         return dict(zip(names, found, strict=True))
+
+    def is_row_by_row(self, *values: Tensor) -> bool:
+        """`gradients.RowByRow`."""
+        return is_compiled(*values)
 
     def example_tangents(
         self, weights: Weights, inputs: Tensor, labels: Tensor, tangents: Tensor
