@@ -339,7 +339,7 @@ def blame(loss: float, loss_true: float) -> str:
 
 FLAGS = (
     "label_known", "label_inferred", "label_wrong", "loss_never_fell", *BLAMES, "defense_noop",
-    "gradient_nonfinite", "gradient_zero", "straight_through",
+    "gradient_nonfinite", "gradient_zero", "straight_through", "stalled",
 )  # fmt: skip
 """Warnings about one trial, for the report to count, in the order of records."""
 
@@ -354,6 +354,7 @@ def flags(
     gradient_finite: bool,
     gradient_zero: bool,
     straight_through: bool,
+    stalled: bool,
 ) -> list[str]:
     """Warnings that do not depend on the judge."""
     conditions = {
@@ -365,6 +366,7 @@ def flags(
         "gradient_nonfinite": not gradient_finite,
         "gradient_zero": gradient_zero,
         "straight_through": straight_through,
+        "stalled": stalled,
     }
     return [name for name, holds in conditions.items() if holds]
 

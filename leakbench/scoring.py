@@ -280,6 +280,7 @@ def _effort(leak: CapturedLeak, each: Answer, row: int) -> dict[str, Any]:
         no_op=False, gradient_finite=bool(torch.isfinite(observed).all()),
         gradient_zero=bool((observed == 0).all()),
         straight_through=any(replay.straight_through for replay in replays),
+        stalled=ended == "stalled",
     )  # fmt: skip
     blamed = blame(loss, true)
     return {

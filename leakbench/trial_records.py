@@ -105,6 +105,7 @@ def records_of(attacked: AttackedChunk) -> tuple[Record, ...]:
                     gradient_finite=finite[row],
                     gradient_zero=zero[row],
                     straight_through=attacked.straight_through[row],
+                    stalled=ended == "stalled",
                 ),
             }
             | _held(attacked.bounds[row])

@@ -422,6 +422,7 @@ FINE = {
     "gradient_finite": True,
     "gradient_zero": False,
     "straight_through": False,
+    "stalled": False,
 }
 
 
@@ -439,6 +440,7 @@ FINE = {
         ({"gradient_finite": False}, ["gradient_nonfinite"]),
         ({"gradient_zero": True}, ["gradient_zero"]),
         ({"straight_through": True}, ["straight_through"]),
+        ({"stalled": True}, ["stalled"]),
     ],
 )
 def test_flags_warn(changes: dict[str, Any], expected: list[str]) -> None:

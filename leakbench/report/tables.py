@@ -39,6 +39,7 @@ _WARNINGS = {
     "gradient_nonfinite": "gradient not finite",
     "gradient_zero": "gradient zero",
     "straight_through": "replay straight-through",
+    "stalled": "given up, loss not falling",
 }
 
 
