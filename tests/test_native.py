@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leakbench import arithmetic, native
+from leakbench import arithmetic, native, streams
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.histories import CompiledPairs, Pairs, Rows
 from leakbench.models.sigmoid import Convolution, SigmoidNet
 from leakbench.sigmoid_gradients import _Compiled, _ExampleGradients
-from leakbench.streams import generator
+from leakbench.streams import NoiseStreams, generator
 
 compiled = pytest.mark.skipif(not native.lanes(), reason="nothing is compiled here")
 
@@ -165,6 +165,31 @@ def test_without_compiled_programs_torch_computes_and_says_so() -> None:
     lanes, _, mode = done.stdout.strip().partition("|")
     assert lanes == "0"
     assert mode.endswith(arithmetic.UNCOMPILED) == arithmetic.has_avx2()
+
+
+@compiled
+@pytest.mark.parametrize("count", [16, 17, 31, 608, 623, 624, 625, 639, 640, 1249, 200_003])
+def test_normal_numbers_have_the_bits_of_torch(count: int) -> None:
+    """Signs of zeros too; counts that end within a state of the generator, with it, and behind."""
+    for seed in (0, 1, 2**32 + 1, 2**62 + 12345):
+        drawn = torch.full((count + 1,), 7.0)
+        native.normals(seed, count, drawn.data_ptr())
+        expected = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(drawn[:count].view(torch.int32), expected.view(torch.int32))
+        assert drawn[count] == 7.0
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 3), (4, 4), (2, 3, 50)])
+def test_noise_is_what_torch_draws(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is compiled, and where this torch fuses other products."""
+    expected = torch.randn(shape, generator=generator(3, "noise", "batch", "mnist", 1, 0, 2))
+    source = NoiseStreams(3, ("mnist",))
+    assert torch.equal(source.normal("batch", 1, 0, 2, shape), expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "_draws_as_torch", lambda: False)
+        assert torch.equal(source.normal("batch", 1, 0, 2, shape), expected)
+    monkeypatch.setenv(native.CHOICE, "no")
+    assert torch.equal(source.normal("batch", 1, 0, 2, shape), expected)
 
 
 def test_the_choice_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from leakbench.errors import unknown_name
 CHOICE = "LEAKBENCH_COMPILED"
 """Environment variable that may say "no": compute as where nothing was built."""
 
-SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc")
+SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc", "normals.inc")
 """Files beside this one that are compiled."""
 
 _NAME = "_kernels"
@@ -158,6 +158,15 @@ def directions(
         ctypes.c_long(count), *map(ctypes.c_void_p, (index, begun, g, previous, t, d, columns)),
         ctypes.c_void_p(room), width,
     )  # fmt: skip
+
+
+def normals(seed: int, count: int, to: int) -> None:
+    """`streams.normals`: N(0, 1) numbers, at least 16, to the address `to`."""
+    library = _library()
+    assert library is not None, "lanes() says whether there is one"
+    library.leakbench_normals(
+        ctypes.c_uint32(seed & 0xFFFFFFFF), ctypes.c_long(count), ctypes.c_void_p(to)
+    )
 
 
 MOST_LAYERS = 16

@@ -15,6 +15,7 @@
 const char *leakbench_sources(void) { return SOURCES; }
 
 #include <immintrin.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,6 +85,13 @@ static float sum_of_parts(const float *parts)
 #define NAME(name) name##_16
 #include "sigmoid.inc"
 #include "lbfgs.inc"
+#undef LANES
+#undef ROWS
+#undef TARGET
+#undef FMA
+#undef NAME
+
+#include "normals.inc"
 
 static long up_to(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
