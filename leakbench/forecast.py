@@ -27,9 +27,10 @@ from leakbench.history import (
 from leakbench.records import Key
 from leakbench.spec import Cell, UtilityCell, canonical
 
-GRADIENT_SECONDS = 2e-3
-"""One evaluation of a dummy image's gradient and its derivative: 1.4 to 3 ms were measured on the
-sigmoid networks, one core (results/tifs_table3-quick)."""
+GRADIENT_SECONDS = 8e-4
+"""One evaluation of a dummy image's gradient and its derivative: 0.3 to 0.6 ms were measured on the
+sigmoid networks, one core, in C (docs/decisions/0019-sweeps-in-c.md), two to four times that in
+torch."""
 
 EXAMPLE_SECONDS = 5e-4
 """One example of a local step of a training, on one core: 0.25 to 0.45 ms were measured with single
