@@ -12,7 +12,8 @@ from setuptools import Extension, find_packages, setup
 
 MAPPED = ("attacks", "defenses", "suites")
 NATIVE = Path("leakbench/native")
-SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc", "normals.inc")  # as in leakbench/native/__init__.py
+# As in leakbench/native/__init__.py.
+SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc", "normals.inc")
 
 own = find_packages(include=["leakbench", "leakbench.*"])
 mapped = find_packages(include=[*MAPPED, *(f"{name}.*" for name in MAPPED)])
