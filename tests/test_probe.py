@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import probe
+from leakbench import native, probe
 from leakbench.errors import LeakbenchError
 from leakbench.probe import GROUPS, Finding, Shape, compared, rows, summary
 
@@ -37,6 +37,7 @@ SOLVE = torch.linalg.solve_triangular
 
 def test_a_library_that_rounds_by_the_neighbours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "solve_triangular", by_number)
+    monkeypatch.setenv(native.CHOICE, "no")
     found = rows(DIGITS)
     assert not found.independent
     assert 0 < found.difference < 1
@@ -44,6 +45,7 @@ def test_a_library_that_rounds_by_the_neighbours_is_found(monkeypatch: pytest.Mo
 
 def test_several_examples_and_steps_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "solve_triangular", by_number)
+    monkeypatch.setenv(native.CHOICE, "no")
     shape = Shape(model="mlp", input_shape=(6,), classes=2, batch_size=4, local_steps=2)
     assert not rows(shape).independent
     assert "4 examples, 2 steps" in str(shape)

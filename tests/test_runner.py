@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import leakbench.attacks
 import leakbench.defenses
-from leakbench import arithmetic, identity, planning, probe, runner
+from leakbench import arithmetic, identity, native, planning, probe, runner
 from leakbench.chunks import Chunk
 from leakbench.commands import application
 from leakbench.data import load
@@ -753,6 +753,7 @@ def dependent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.linalg, "solve_triangular", by_number)
     monkeypatch.setenv(probe.FORCED, "dependent")
+    monkeypatch.setenv(native.CHOICE, "no")  # its rows are independent whatever the machine
 
 
 def without(folder: Path, victims: set[int]) -> None:
