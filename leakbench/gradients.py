@@ -57,6 +57,12 @@ class RowByRow(HandWritten, Protocol):
         more each than many, and need no others beside them."""
         ...
 
+    def stacked_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """As `HandWrittenStacked` has it; asked where it computes them so."""
+        ...
+
 
 @runtime_checkable
 class HandWrittenStacked(Protocol):
@@ -138,7 +144,7 @@ def at_once(
     With `stacked`, no fewer than a client has, if he has no more than these.
     """
     by_hand = isinstance(model, HandWrittenStacked) or (
-        _is_row_by_row(model, weights, inputs, labels)
+        _row_by_row(model, weights, inputs, labels) is not None
         if stacked
         else isinstance(model, HandWritten)
     )
@@ -147,9 +153,12 @@ def at_once(
     return chunk_size if stacked or chunk_size is None else _rounded(chunk_size)
 
 
-def _is_row_by_row(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> bool:
+def _row_by_row(model: Model, weights: Weights, inputs: Tensor, labels: Tensor) -> RowByRow | None:
+    """The model, if it computes these examples one after another."""
+    if not isinstance(model, RowByRow):
+        return None
     values = [inputs, *weights.values(), *([labels] if labels.is_floating_point() else [])]
-    return isinstance(model, RowByRow) and model.is_row_by_row(*values)
+    return model if model.is_row_by_row(*values) else None
 
 
 def _of_examples(
@@ -160,7 +169,7 @@ def _of_examples(
     chunk = _rounded(rows if chunk_size is None else chunk_size)
     followed = _followed(inputs, labels, *weights.values())
     by_hand = _by_hand(model, weights, followed)
-    alone = not followed and _is_row_by_row(model, weights, inputs, labels)
+    alone = not followed and _row_by_row(model, weights, inputs, labels) is not None
     if by_hand is None and computed_alone(weights):
         loss = loss_function(model)
         return _one_by_one(
@@ -205,14 +214,19 @@ def _of_clients(
     clients, batch = inputs.shape[:2]
     followed = _followed(inputs, labels, *weights.values())
 
-    def of_client(i: int) -> dict[str, Tensor]:
-        own = {k: v[i] for k, v in weights.items()}
-        found = _of_examples(model, own, inputs[i], labels[i], chunk_size)
-        return {k: v[None] for k, v in found.items()}
-
-    alone = not followed and _is_row_by_row(model, weights, inputs, labels)
-    if alone or computed_alone(weights, stacked=True):
-        return _one_by_one(of_client, clients, followed)
+    if computed_alone(weights, stacked=True):
+        return _one_by_one(
+            lambda i: {
+                k: v[None]
+                for k, v in _of_examples(
+                    model, {k: v[i] for k, v in weights.items()}, inputs[i], labels[i], chunk_size
+                ).items()
+            },
+            clients,
+            followed,
+        )
+    if not followed and (program := _row_by_row(model, weights, inputs, labels)):
+        return program.stacked_gradients(weights, inputs, labels)
     if followed or not isinstance(model, HandWrittenStacked):
         together = None if chunk_size is None else max(chunk_size // batch, 1)
         over_clients = vmap(_over_examples(model, chunk_size), chunk_size=together)

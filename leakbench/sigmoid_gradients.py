@@ -53,6 +53,39 @@ def is_compiled(*values: Tensor) -> bool:
     return alike and len(values) <= 2 * native.MOST_LAYERS and native.lanes() > 0
 
 
+def client_gradients(
+    strides: Sequence[int], weights: Sequence[Tensor], inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, ...]:
+    """`example_gradients` of clients with weights of their own, where `is_compiled` and nobody
+    wants a derivative: weights (clients, ...), inputs and labels (clients, b, ...)."""
+    inputs, labels = inputs.contiguous(), labels.contiguous()
+    weights = [weight.contiguous() for weight in weights]
+    found = tuple(inputs.new_empty(*inputs.shape[:2], *weight.shape[1:]) for weight in weights)
+    kept = None
+    for client in range(len(inputs)):
+        sweeps = _sweeps(strides, [weight[client] for weight in weights], inputs.shape[2:])
+        if kept is None:
+            kept = inputs.new_empty(inputs.shape[1], sweeps.kept)
+        sweeps.gradients(
+            inputs.shape[1], inputs[client].data_ptr(), labels[client].data_ptr(),
+            kept.data_ptr(), [value[client].data_ptr() for value in found],
+        )  # fmt: skip
+    return found
+
+
+def _sweeps(
+    strides: Sequence[int], weights: Sequence[Tensor], shape: Sequence[int]
+) -> native.SigmoidSweeps:
+    """Of these weights, which are contiguous, over inputs of this shape."""
+    return native.SigmoidSweeps(
+        shape,
+        len(weights[-1]),
+        [(len(kernel), by) for kernel, by in zip(weights[:-2:2], strides, strict=True)],
+        [weight.data_ptr() for weight in weights],
+        native.lanes(),
+    )
+
+
 class _Compiled(torch.autograd.Function):
     """The same sweeps in C, one example after another."""
 
@@ -62,13 +95,7 @@ class _Compiled(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         inputs, labels = inputs.contiguous(), labels.contiguous()
         weights = tuple(weight.contiguous() for weight in weights)
-        sweeps = native.SigmoidSweeps(
-            inputs.shape[1:],
-            labels.shape[1],
-            [(len(kernel), by) for kernel, by in zip(weights[:-2:2], strides, strict=True)],
-            [weight.data_ptr() for weight in weights],
-            native.lanes(),
-        )
+        sweeps = _sweeps(strides, weights, inputs.shape[1:])
         kept = inputs.new_empty(len(inputs), sweeps.kept)
         found = tuple(inputs.new_empty(len(inputs), *weight.shape) for weight in weights)
         sweeps.gradients(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakbench import relu_gradients, training
+from leakbench import native, relu_gradients, training
 from leakbench.architectures import build
 from leakbench.chain import chain_of
 from leakbench.contracts import Context, Defense, Gradients, State
@@ -271,6 +271,10 @@ def test_clients_of_a_sigmoid_network_are_computed_as_if_alone() -> None:
     labels = DIGITS.candidate_labels[:15].unflatten(0, (3, 5))
     found = per_example(model, weights, images, labels, stacked=True)
     for client, own in enumerate(drawn):
+        if native.lanes():
+            some = slice(client, client + 1)
+            alone = per_example(model, own, images[some], labels[some])
+            assert_same(found.select(some), alone)
         for place in range(5):
             leaves = {k: v.clone().requires_grad_() for k, v in own.items()}
             logits = model.logits(leaves, images[client, place, None])

@@ -34,7 +34,7 @@ there is. A network that mixes examples takes a subset as it takes a batch in tr
 
 
 class NoiseSource(Protocol):
-    """Draws of one (client, round, iteration), drawn whole, on the CPU."""
+    """Draws of one (client, round, iteration), drawn whole, on the CPU; a new tensor each time."""
 
     def normal(
         self, purpose: str, client: int, round: int, iteration: int, shape: tuple[int, ...]
@@ -114,7 +114,10 @@ class Context:
                 scale = gradients.expand(std, value) if std.ndim else std
             else:
                 scale = std
-            return value + scale * self._draw(f"{purpose}/{name}", value)
+            drawn = self._draw(f"{purpose}/{name}", value)
+            if isinstance(scale, Tensor):  # perhaps of a wider type
+                return value + scale * drawn
+            return drawn.mul_(scale).add_(value)
 
         return gradients.map(noisy)
 

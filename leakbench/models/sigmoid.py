@@ -13,7 +13,7 @@ from torch import Tensor
 from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
 from leakbench.losses import Loss, class_probabilities
-from leakbench.sigmoid_gradients import example_gradients, is_compiled
+from leakbench.sigmoid_gradients import client_gradients, example_gradients, is_compiled
 from leakbench.sigmoid_tangents import example_tangents
 from leakbench.weights import Scheme, draw
 
@@ -81,6 +81,15 @@ class SigmoidNet:
     def is_row_by_row(self, *values: Tensor) -> bool:
         """`gradients.RowByRow`."""
         return is_compiled(*values)
+
+    def stacked_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.RowByRow`."""
+        names, strides = list(self.shapes()), [layer.stride for layer in self.convolutions]
+        labels = class_probabilities(labels, self.classes, inputs)
+        found = client_gradients(strides, [weights[name] for name in names], inputs, labels)
+        return dict(zip(names, found, strict=True))
 
     def example_tangents(
         self, weights: Weights, inputs: Tensor, labels: Tensor, tangents: Tensor
