@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from leakbench import manifest
+from leakbench.collecting import uncollected
 from leakbench.commands.options import RUNS
 from leakbench.errors import unknown_name
 from leakbench.manifest import Manifest
@@ -61,10 +62,11 @@ class LoadedRun:
         from leakbench.report import cells
 
         known = self.described
-        return cells.build(
-            known.plan, known.cells, self.records, known.facts, known.trainings,
-            damage=self.damage,
-        )  # fmt: skip
+        with uncollected():
+            return cells.build(
+                known.plan, known.cells, self.records, known.facts, known.trainings,
+                damage=self.damage,
+            )  # fmt: skip
 
     def report(self, format: Format = "md") -> str:
         """Its report as Markdown, CSV, HTML or JSON, as `leakbench report` prints it.
@@ -80,7 +82,8 @@ class LoadedRun:
         }  # fmt: skip
         if format not in make:
             raise unknown_name("format", format, make, "report")
-        return make[format](self.content())
+        with uncollected():
+            return make[format](self.content())
 
     def _page(self, content: Report) -> str:
         """With its victims, the gallery that was drawn last, and every figure that has something to

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from leakbench.collecting import uncollected
 from leakbench.errors import LeakbenchError
+from leakbench.record_columns import AT_ONCE, Known
 from leakbench.record_types import SCHEMA, upgraded, wrong
 
 Record = dict[str, Any]
@@ -98,16 +99,28 @@ def read(content: bytes, path: object) -> Contents:
 def _read(content: bytes, path: object) -> Contents:
     records: dict[Key, Record] = {}
     damaged: list[Damage] = []
+    known = Known()
     *lines, tail = content.split(b"\n")  # what follows the last newline is empty, or torn
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = decode(line)
-        except ValueError as error:
-            damaged.append(Damage(line=number, reason=str(error), trial=_trial(line)))
-            continue
-        except LeakbenchError as error:
-            raise LeakbenchError(f"{path}, line {number}: {error}") from None
-        records[key(record)] = record
+    for first in range(0, len(lines), AT_ONCE):
+        found: dict[int, Record] = {}
+        wrong: dict[int, str] = {}
+        for number, line in enumerate(lines[first : first + AT_ONCE], start=first + 1):
+            try:
+                found[number] = _parsed(line)
+            except ValueError as error:
+                wrong[number] = str(error)
+            except LeakbenchError as error:
+                raise LeakbenchError(f"{path}, line {number}: {error}") from None
+        for number, problem in zip(found, known.problems([*found.values()]), strict=True):
+            if problem:
+                wrong[number] = problem
+            else:
+                record = found[number]
+                records[record["identity"], record["victim"]] = record
+        damaged += [
+            Damage(line=number, reason=reason, trial=_trial(lines[number - 1]))
+            for number, reason in sorted(wrong.items())
+        ]
     if tail:
         damaged.append(Damage(line=len(lines) + 1, reason=TORN, trial=_trial(tail)))
     return Contents(records=records, damaged=tuple(damaged))
@@ -120,12 +133,20 @@ def decode(line: bytes) -> Record:
         ValueError: a damaged line; the text says in what way.
         LeakbenchError: a sound line of a newer schema.
     """
+    record = _parsed(line)
+    if problem := wrong(record):
+        raise ValueError(problem)
+    return record
+
+
+def _parsed(line: bytes) -> Record:
+    """As `decode`, but for what `wrong` finds."""
     body, end = line[:-_LENGTH], line[-_LENGTH:]
     checked = end.startswith(_FIELD) and end.endswith(b'"}')
     if checked and _checksum(body) != end[len(_FIELD) : -2]:
         raise ValueError("its checksum is another")
     try:
-        record = _parsed(line)
+        record = _values(line)
     except (RecursionError, ValueError):
         record = None
     schema = record.get("schema") if isinstance(record, dict) else None
@@ -137,10 +158,7 @@ def decode(line: bytes) -> Record:
             raise LeakbenchError(f"schema {schema}, this leakbench reads 1 to {SCHEMA}")
     elif schema not in (1, 2):
         raise ValueError("has no checksum")
-    record = upgraded(record)
-    if problem := wrong(record):
-        raise ValueError(problem)
-    return record
+    return record if schema == SCHEMA else upgraded(record)
 
 
 def damage_words(damaged: tuple[Damage, ...]) -> str:
@@ -175,7 +193,7 @@ def _canonical(record: Record) -> str:
     return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _parsed(line: bytes) -> Any:
+def _values(line: bytes) -> Any:
     """A line as plain values.
 
     Raises:

@@ -16,7 +16,8 @@ from leakbench.spec import JUDGED, Status
 SCHEMA: Literal[3] = 3
 """Of a record. Before 2 it did not say who judged it; before 3 it had no checksum."""
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
+MOST_COUNT = 2**53
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 class _Table(BaseModel):
@@ -71,6 +72,9 @@ class TrialRecord(_Table):
     Of an attack that says how sure it is of each input: its `confidence`, from 0 to 1.
 
     What the leak held, where the suite asks for it: see `information.Bound`.
+
+    Each field is right or wrong by itself, which `record_columns` rests on. It must know every field
+    of which only some words are right.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import shutil
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from leakbench import comparing, record_lines
 from leakbench.commands.report import Format
 from leakbench.errors import LeakbenchError
 from leakbench.loading import opened
+from leakbench.record_columns import Known
+from leakbench.record_types import wrong
 from leakbench.records import Key, Record, Run, encode
 from leakbench.report import gallery
 from leakbench.suite import resolve
@@ -236,6 +240,67 @@ def test_wrong_fields_with_a_right_checksum_are_damage(
     for _, _, line in chance.sample(accepted, 3):
         (tmp_path / "run" / "records.jsonl").write_bytes(b"".join([*lines[:-1], line]))
         everything_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("which", ["attacked", "trained"])
+def test_many_records_are_judged_as_one_by_one(which: str, request: pytest.FixtureRequest) -> None:
+    """Whatever was sound before: each field of every type, by itself and two at once."""
+    lines = (request.getfixturevalue(which) / "records.jsonl").read_bytes().splitlines()
+    sound = [record_lines.decode(line) for line in lines]
+    values = [*WRONG, math.inf, -math.inf, math.nan, 2**53 + 1, -(2**70)]
+    record = sound[-1]
+    ways = [
+        (path, some)
+        for path in places(record)
+        if path != ("kind",)
+        for some in ((), *((value,) for value in values))
+    ]
+    chance = random.Random(5)
+    every = [changed_value(record, path, *some) for path, some in chance.sample(ways, 300)]
+    for _ in range(60):
+        one, other = chance.choices([*places(record)], k=2)
+        both = changed_value(record, one, chance.choice(values))
+        with suppress(KeyError, IndexError, TypeError):  # the first was a table around the second
+            every.append(changed_value(both, other, chance.choice(values)))
+    expected = [wrong(each) for each in every]
+    assert 20 < expected.count("") < len(every) - 20
+    known = Known()
+    assert known.problems(sound) == [""] * len(sound)
+    for _ in range(2):  # what passes is known the second time
+        assert [known.problems([each])[0] for each in every] == expected
+    # Among others, in columns: those that pass are known, and then all.
+    passing = [each for each, problem in zip(every, expected, strict=True) if not problem]
+    assert known.problems([*passing, *sound]) == [""] * (len(passing) + len(sound))
+    assert known.problems([*passing, *every]) == [""] * len(passing) + expected
+
+
+def changed_value(record: Record, path: tuple[Any, ...], *values: Any) -> Record:
+    """As `changed`, with values that JSON does not have."""
+    found = changed(record, path, *("here" for _ in values))
+    inner = found
+    for name in path[:-1]:
+        inner = inner[name]
+    if values:
+        inner[path[-1]] = values[0]
+    return found
+
+
+def test_damage_among_many_lines_is_found_in_its_place(attacked: Path) -> None:
+    """Of 1,000 lines three are wrong in one way each; all others are read."""
+    first = json.loads((attacked / "records.jsonl").read_bytes().splitlines()[0])
+    del first["checksum"]
+    lines = [encode({**first, "victim": victim}) for victim in range(1000)]
+    lines[300] = encode({**first, "victim": 300, "steps": -1})
+    lines[301] = lines[301].replace(b'"victim":301', b'"victim":302')
+    lines[900] = encode({**first, "victim": 900, "status": "fine"})
+    found = record_lines.read(b"".join(lines), "it")
+    assert [each.line for each in found.damaged] == [301, 302, 901]
+    assert found.damaged[0].reason.startswith("field 'steps': ")
+    assert found.damaged[1].reason == "its checksum is another"
+    assert found.damaged[2].reason.startswith("field 'status': ")
+    assert [victim for _, victim in found.records] == [
+        victim for victim in range(1000) if victim not in (300, 301, 900)
+    ]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,32 @@ def test_every_kind_is_found_in_its_file() -> None:
     assert list(kinds()) == ["distance", "features", "identified", "mse", "strict"]
     for name, kind in kinds().items():
         assert kind.__module__ == f"leakbench.metrics.rules.{name}"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        make_rule(kind="mse", name="a", threshold=0.5),
+        make_rule(kind="distance", name="b", threshold=0.5, clamp=False),
+        make_rule(kind="strict", name="c", threshold=0.5),
+        make_rule(kind="identified", name="d", top=1),
+        make_rule(kind="features", name="e", parameters={"share": 0.5}),
+    ],
+)
+def test_many_images_are_judged_as_each(rule: SuccessRule) -> None:
+    """All pairs of numbers below, at and above what the rule asks, and of none."""
+    numbers = (None, 0.0, 0.124, 0.125, 0.4999, 0.5, 1.0, 2.0)
+    table = [dict(zip(rule.reads, pair, strict=False)) for pair in product(numbers, repeat=2)]
+    columns = {
+        name: np.array([each[name] for each in table], dtype=np.float64) for name in rule.reads
+    }
+    expected = [rule.judge(each) for each in table]
+    assert rule.judge_all(columns).tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+
+
+def test_every_kind_of_rule_is_tried_on_many_images() -> None:
+    assert {*kinds()} == {"mse", "distance", "strict", "identified", "features"}
 
 
 def test_rules_are_read_without_torch() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import CensoredData, bootstrap, ecdf, norm
 
+from leakbench import statistics
 from leakbench.statistics import (
     Interval,
     kaplan_meier,
@@ -112,6 +113,41 @@ def test_values_are_over_all_trials_not_over_networks() -> None:
     uneven = [[1.0], [4.0, 5.0, 6.0, 9.0]]
     assert mean_interval(uneven).value == 5.0
     assert rate_interval([[True], [False] * 3]).value == 0.25
+
+
+def test_networks_by_their_counts_stand_as_by_their_outcomes() -> None:
+    counts = [(size, met) for size in range(1, 7) for met in range(size + 1)]
+    outcomes = [[0.0] * (size - met) + [1.0] * met for size, met in counts]
+    expected = [(len(some), int(sum(some))) for some in sorted(outcomes)]
+    assert sorted(counts, key=statistics._place) == expected
+
+
+def test_a_rate_is_resampled_as_its_outcomes_say() -> None:
+    """The same draws as of outcomes, written out; 90 % of 400 resamples."""
+    networks = [[True] * 3 + [False] * 7, [False] * 5, [True] * 4, [True, False] * 6]
+    ordered = sorted(sorted(map(float, network)) for network in networks)
+    sizes = np.array([len(network) for network in ordered])
+    rates = np.array([np.mean(network) for network in ordered])
+    generator = np.random.default_rng(3)
+    chosen = generator.integers(4, size=(400, 4))
+    counts = generator.binomial(sizes[chosen], rates[chosen])
+    ends_at = [(1 - 0.9) / 2, (1 + 0.9) / 2]
+    drawn = np.quantile(counts.sum(axis=1) / sizes[chosen].sum(axis=1), ends_at)
+    whole = wilson(13, 31, 0.9)
+    found = rate_interval(networks, level=0.9, seed=3, resamples=400)
+    assert found == Interval(13 / 31, min(*whole, *drawn), max(*whole, *drawn))
+
+
+def test_networks_of_one_size_are_resampled_as_others() -> None:
+    """One bound for all draws, or one for each: the same numbers."""
+    values = np.random.default_rng(1).normal(size=(3, 7))
+    ordered = np.array(sorted(np.sort(values, axis=1).tolist()))
+    generator = np.random.default_rng(0)
+    chosen = generator.integers(3, size=(2000, 3))
+    each = generator.integers(np.full((2000, 3, 1), 7), size=(2000, 3, 7))
+    means = ordered[chosen[:, :, None], each].mean(axis=(1, 2))
+    found = mean_interval(values.tolist(), level=0.9)
+    assert ends(found)[::2] == pytest.approx(np.quantile(means, [0.05, 0.95]), rel=1e-12)
 
 
 def test_one_value_has_no_interval() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leakbench.collecting import uncollected
 from leakbench.commands.options import RunArgument
 from leakbench.commands.output import end_of_reading, say, write
 from leakbench.errors import LeakbenchError
@@ -47,16 +48,17 @@ def report(
         format = _format_of(out, format, full)
     from leakbench.loading import opened
 
-    found = opened(run)
-    if format is None and not full:
-        print_answer(found.content())
-        say("all of it: --full, or --format md|csv|html|json")
-    else:
-        text = found.report((format or Format.md).value)
-        if out is None:
-            sys.stdout.write(text)
+    with uncollected():
+        found = opened(run)
+        if format is None and not full:
+            print_answer(found.content())
+            say("all of it: --full, or --format md|csv|html|json")
         else:
-            write(out, text)
+            text = found.report((format or Format.md).value)
+            if out is None:
+                sys.stdout.write(text)
+            else:
+                write(out, text)
     end_of_reading(found.damage)
 
 
@@ -184,10 +186,11 @@ def write_reports(folder: Path, formats: Sequence[Format] = tuple(Format)) -> Re
     """Write the report in these formats; returns what they say."""
     from leakbench.loading import opened
 
-    run = opened(folder)
-    for format in formats:
-        write(folder / f"report.{format.value}", run.report(format.value))
-    return run.content()
+    with uncollected():
+        run = opened(folder)
+        for format in formats:
+            write(folder / f"report.{format.value}", run.report(format.value))
+        return run.content()
 
 
 def above_ceiling(content: Report) -> list[str]:

@@ -34,22 +34,22 @@ def bounds_of(trials: Sequence[Trials]) -> list[BoundEntry | None]:
 
 def _error(trials: Trials) -> float | None:
     """Median raw error of what was returned."""
-    return median_of_all([record.get("mse_raw") for record in trials.all_judged])
+    return median_of_all(trials.judged_table, "mse_raw")
 
 
 def _entry(trials: Trials, best: float | None) -> BoundEntry | None:
-    judged = trials.all_judged
-    if not trials.cell.bound or not judged:
+    judged = trials.judged_table
+    if not trials.cell.bound or not trials.all_judged:
         return None
     attainable, error = median_of(judged, "bound_attainable"), _error(trials)
     ratio = None if attainable is None or error is None else error / attainable
     return BoundEntry(
         # One unbiased estimate that is impossible makes no typical one: nan is the worst.
-        unbiased=median_of_all([record.get("bound_unbiased") for record in judged]),
+        unbiased=median_of_all(judged, "bound_unbiased"),
         attainable=attainable,
         ratio=ratio,
         rank=median_of(judged, "jacobian_rank"),
-        condition=median_of_all([record.get("jacobian_condition") for record in judged]),
+        condition=median_of_all(judged, "jacobian_condition"),
         verdict=_verdict(attainable, best, mean_baselines(judged).mean_image),
     )
 

@@ -30,6 +30,7 @@ from leakbench.report.content import (
 )
 from leakbench.report.measured import (
     LabelledRule,
+    Table,
     Trials,
     collect,
     distinct,
@@ -136,7 +137,7 @@ def build(
         notes=notes_of(
             plan.notes, cells, priced, rules, label_priors(planned), unmeasured(trials), part
         ),
-        baselines={name: mean_baselines(distinct(trials, name)) for name in datasets},
+        baselines={name: mean_baselines(Table(distinct(trials, name))) for name in datasets},
         manifest=dict(manifest),
         damage=damage,
     )
@@ -217,7 +218,7 @@ def _cell(
     adaptive_too: bool,
     bound: BoundEntry | None,
 ) -> ReportCell:
-    cell, judged = trials.cell, trials.all_judged
+    cell, judged = trials.cell, trials.judged_table
     printed = plan.printed.get((cell.dataset, cell.row))
     asr = {rule.name: trials.rate(rule) for rule in rules}
     comparable = cell.knowledge == "naive" and not trials.crashed
@@ -243,8 +244,8 @@ def _cell(
         reason=trials.reason,
         networks=trials.networks,
         asr=asr,
-        mse=median_of_all([record.get("mse_raw") for record in judged]),
-        mse_clamped=median_of_all([record.get("mse_clamped") for record in judged]),
+        mse=median_of_all(judged, "mse_raw"),
+        mse_clamped=median_of_all(judged, "mse_clamped"),
         ssim=median_of(judged, "ssim"),
         lpips=median_of(judged, "lpips"),
         steps=median_of(judged, "steps"),

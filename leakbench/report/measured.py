@@ -8,21 +8,66 @@ the attack returned; effort to success looks at every iterate with the truth at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import inf, isfinite, nan
-from statistics import fmean, median
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from leakbench.described import PlannedCell
-from leakbench.metrics.rules import SuccessRule, make_rule, succeeded
+from leakbench.metrics.rules import BEST_BASELINE, TRIVIAL, SuccessRule, make_rule, succeeded
 from leakbench.records import Key, Record
 from leakbench.report.content import Baselines, Effort, FeaturesEntry, MemberEntry
 from leakbench.spec import JUDGED, Cell, Plan
 from leakbench.statistics import Interval, kaplan_meier_median, rate_interval
 
 Spent = Literal["steps", "evaluations"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+# ------------------------------------------------------------------------------ columns
+
+
+class Table:
+    """Records field by field: a column is taken out of them once, however often it is asked for."""
+
+    def __init__(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self.records = records
+        self._columns: dict[str, Floats] = {}
+        self._inner: dict[str, Table] = {}
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[Any, ...]]:
+        """All fields at once, where all records have the same, which takes as long as three."""
+        names = {*map(tuple, self.records)}
+        if len(names) != 1:
+            return {}
+        columns = zip(*(each.values() for each in self.records), strict=True)
+        return dict(zip(*names, columns, strict=True))
+
+    def values(self, name: str) -> Sequence[Any]:
+        """A field of each record; None where it has none."""
+        known = self._values.get(name)
+        return [each.get(name) for each in self.records] if known is None else known
+
+    def column(self, name: str) -> Floats:
+        """A number of each record, (n,); NaN where it has none."""
+        if name not in self._columns:
+            self._columns[name] = np.array(self.values(name), dtype=np.float64)
+        return self._columns[name]
+
+    def inner(self, name: str) -> Table:
+        """The tables that are a field of each record; empty ones where it has none."""
+        if name not in self._inner:
+            self._inner[name] = Table([value or {} for value in self.values(name)])
+        return self._inner[name]
 
 
 # ------------------------------------------------------------------------------ rules
@@ -55,16 +100,26 @@ class LabelledRule:
         """Whether the returned iterate of a trial meets it; False where nothing was returned."""
         return succeeded(self.judged, record)
 
+    def met_by_all(self, records: Table) -> Bools:
+        """`met` of each of these, (n,)."""
+        judged = np.array([status in JUDGED for status in records.values("status")], dtype=np.bool_)
+        reads = self.judged.reads
+        numbers = {name: records.column(name) for name in reads if name != BEST_BASELINE}
+        if BEST_BASELINE in reads:
+            trivial = [records.inner("baselines").column(name) for name in TRIVIAL]
+            numbers[BEST_BASELINE] = np.fmin.reduce(trivial)  # the least of those that are there
+        return judged & self.judged.judge_all(numbers)
+
     def first(self, record: Record, effort: Spent = "steps") -> int | None:
         """Steps or evaluations done when an iterate first met it; 0 steps is the start."""
         kind = "first_step" if effort == "steps" else "first_evaluations"
         steps: int | None = (record.get(kind) or {}).get(self.judged.name)
         return steps
 
-    def firsts(self, records: Iterable[Record], effort: Spent = "steps") -> list[int | None]:
-        """`first` of each of these."""
-        kind, name = "first_step" if effort == "steps" else "first_evaluations", self.name
-        return [(record.get(kind) or {}).get(name) for record in records]
+    def firsts(self, records: Table, effort: Spent = "steps") -> Floats:
+        """`first` of each of these, (n,); NaN where none met it."""
+        kind = "first_step" if effort == "steps" else "first_evaluations"
+        return records.inner(kind).column(self.name)
 
 
 def rules_of(plan: Plan) -> tuple[LabelledRule, ...]:
@@ -102,6 +157,16 @@ class Trials:
         """Of all networks."""
         return [record for network in self.judged for record in network]
 
+    @cached_property
+    def entering_table(self) -> Table:
+        """`all_entering` field by field."""
+        return Table(self.all_entering)
+
+    @cached_property
+    def judged_table(self) -> Table:
+        """`all_judged` field by field."""
+        return Table(self.all_judged) if self.crashed else self.entering_table
+
     @property
     def crashed(self) -> int:
         """Trials that came to nothing: oom, timeout, error."""
@@ -138,8 +203,14 @@ class Trials:
                 [met or record["status"] not in JUDGED for record, met in zip(*pair, strict=True)]
                 for pair in zip(self.entering, outcomes, strict=True)
             ]
+        return rate_interval(outcomes, level=level, groups=self._batches)
+
+    @cached_property
+    def _batches(self) -> list[list[int]] | None:
+        """Of each trial the batch that it was in; None where each was in one of its own."""
         batches = [[record["batch"] for record in network] for network in self.entering]
-        return rate_interval(outcomes, level=level, groups=batches)
+        alone = all(len(set(network)) == len(network) for network in batches)
+        return None if alone else batches
 
     @cached_property
     def _met(self) -> dict[str, list[list[bool]]]:
@@ -148,7 +219,8 @@ class Trials:
     def met(self, rule: LabelledRule) -> list[list[bool]]:
         """Whether each trial that is entering meets the rule, a list a network; judged once."""
         if rule.name not in self._met:
-            self._met[rule.name] = [[*map(rule.met, network)] for network in self.entering]
+            met = iter(rule.met_by_all(self.entering_table).tolist())
+            self._met[rule.name] = [[next(met) for _ in network] for network in self.entering]
         return self._met[rule.name]
 
     def successes(self, rule: LabelledRule) -> list[list[Record]]:
@@ -165,21 +237,21 @@ class Trials:
         censored at the end of the longest trial, not where it stopped, where Kaplan-Meier would
         assume that it might have done as well as the others.
         """
-        first = rule.firsts(self.all_entering, effort)
-        found = [step for step in first if step is not None]
-        end = max([self._longest[effort], *found])
-        times = [end if step is None else step for step in first]
+        first = rule.firsts(self.entering_table, effort)
+        met = ~np.isnan(first)
+        found = first[met]
+        end = max(self._longest[effort], found.max(initial=0))
         return Effort(
-            median=kaplan_meier_median(times, [step is not None for step in first]),
-            mean_of_successes=fmean(found) if found else None,
+            median=kaplan_meier_median(np.where(met, first, end).tolist(), met.tolist()),
+            mean_of_successes=fmean(found.tolist()) if found.size else None,
         )
 
     @cached_property
     def _longest(self) -> dict[Spent, int]:
         """Effort of the trial that took most; 0 without any."""
         efforts: tuple[Spent, Spent] = ("steps", "evaluations")
-        records = self.all_entering
-        return {name: max((r.get(name) or 0 for r in records), default=0) for name in efforts}
+        spent = {name: self.entering_table.values(name) for name in efforts}
+        return {name: max((each or 0 for each in spent[name]), default=0) for name in efforts}
 
     def members(self, rules: Sequence[LabelledRule]) -> dict[str, MemberEntry]:
         """Of an attack that is made of others, how each would have done alone."""
@@ -194,18 +266,19 @@ class Trials:
             found[name] = MemberEntry(
                 taken=sum(record["member"] == name for record in self.all_judged),
                 asr={rule.name: alone.success_interval(rule) for rule in rules},
-                evaluations=median_of(alone.all_entering, "evaluations"),
+                evaluations=median_of(alone.entering_table, "evaluations"),
             )
         return found
 
     def start_passes(self, rule: LabelledRule) -> bool:
         """Whether the start is a success for every victim: then the rate measures nothing."""
-        judged = self.all_judged
-        return bool(judged) and all(rule.first(record) == 0 for record in judged)
+        return bool(self.all_judged) and bool((rule.firsts(self.judged_table) == 0).all())
 
     def flags(self) -> Counter[str]:
         """Warnings about single trials -> how many have them."""
-        return Counter(name for record in self.all_entering for name in record.get("flags") or ())
+        return Counter(
+            chain.from_iterable(some or () for some in self.entering_table.values("flags"))
+        )
 
 
 def collect(planned: PlannedCell, records: Mapping[Key, Record]) -> Trials:
@@ -250,8 +323,8 @@ def unmeasured(trials: Sequence[Trials]) -> dict[tuple[str, str], list[str]]:
     """(metric, why it was not measured) -> data sets of which that is so."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for each in trials:
-        for record in each.all_judged:
-            for said in (record.get("unmeasured") or {}).items():
+        for why in each.judged_table.values("unmeasured"):
+            for said in (why or {}).items():
                 found.setdefault(said, {})[each.cell.dataset] = None
     return {said: list(datasets) for said, datasets in found.items()}
 
@@ -259,23 +332,24 @@ def unmeasured(trials: Sequence[Trials]) -> dict[tuple[str, str], list[str]]:
 # ------------------------------------------------------------------------------ summaries
 
 
-def median_of(records: Iterable[Record], name: str) -> float | None:
+def median_of(records: Table, name: str) -> float | None:
     """Median of a field over the records in which it is finite; None where there is none."""
-    return _summary((record.get(name) for record in records), median)
+    return _summary(records.column(name), _median)
 
 
-def median_of_all(values: Sequence[float | None]) -> float | None:
-    """Median with what is not finite as the worst; None where that is the median."""
-    worst = [inf if value is None or not isfinite(value) else float(value) for value in values]
-    middle = median(worst) if worst else nan
+def median_of_all(records: Table, name: str) -> float | None:
+    """Median of a field with what is not finite as the worst; None where that is the median."""
+    values = records.column(name)
+    values = np.where(np.isfinite(values), values, inf)
+    middle = _median(values) if values.size else nan
     return middle if isfinite(middle) else None
 
 
-def mean_baselines(records: Sequence[Record]) -> Baselines:
+def mean_baselines(records: Table) -> Baselines:
     """Means over records; a baseline that none has is None."""
 
     def mean(name: str) -> float | None:
-        return _summary(((record.get("baselines") or {}).get(name) for record in records), fmean)
+        return _summary(records.inner("baselines").column(name), _mean)
 
     return Baselines(
         start_image=mean("start_image"),
@@ -285,14 +359,14 @@ def mean_baselines(records: Sequence[Record]) -> Baselines:
     )
 
 
-def features_of(judged: Sequence[Record]) -> FeaturesEntry | None:
+def features_of(judged: Table) -> FeaturesEntry | None:
     """How much of the rows is right; None where no record says."""
 
     def mean(name: str) -> float | None:
-        return _summary((record.get(name) for record in judged), fmean)
+        return _summary(judged.column(name), _mean)
 
     def mean_baseline(name: str) -> float | None:
-        return _summary(((record.get("baselines") or {}).get(name) for record in judged), fmean)
+        return _summary(judged.inner("baselines").column(name), _mean)
 
     right = mean("features_right")
     if right is None:
@@ -307,16 +381,25 @@ def features_of(judged: Sequence[Record]) -> FeaturesEntry | None:
     )
 
 
-def label_accuracy(judged: Sequence[Record]) -> float | None:
+def label_accuracy(judged: Table) -> float | None:
     """Share of labels that were right, counted batch by batch whatever their order."""
-    found = [r["labels_found"] for r in judged if r.get("labels_found") is not None]
+    found = [share for share in judged.values("labels_found") if share is not None]
     return fmean(found) if found else None
 
 
-def _summary(
-    values: Iterable[float | None], summarise: Callable[[list[float]], float]
-) -> float | None:
+def _summary(values: Floats, summarise: Callable[[Floats], float]) -> float | None:
     """`summarise` over the finite ones; None where there is none."""
-    finite = [float(value) for value in values if value is not None and isfinite(value)]
-    result = summarise(finite) if finite else nan
+    finite = values[np.isfinite(values)]
+    result = summarise(finite) if finite.size else nan
     return result if isfinite(result) else None
+
+
+def _median(values: Floats) -> float:
+    """As `statistics.median`, to the bit."""
+    ordered, half = np.sort(values).tolist(), len(values) // 2
+    middle: float = ordered[half]
+    return middle if len(ordered) % 2 else (ordered[half - 1] + middle) / 2
+
+
+def _mean(values: Floats) -> float:
+    return fmean(values.tolist())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from leakbench.described import PlannedCell
@@ -18,7 +19,14 @@ from leakbench.records import Key, Record
 from leakbench.report.answer import answer
 from leakbench.report.content import CostEntry, Report, ReportCell
 from leakbench.report.figures import GRAY, Name, Panel, Row, look_of
-from leakbench.report.measured import LabelledRule, Trials, collect, mean_baselines, rules_of
+from leakbench.report.measured import (
+    Floats,
+    LabelledRule,
+    Trials,
+    collect,
+    mean_baselines,
+    rules_of,
+)
 from leakbench.report.verdicts import decisive
 from leakbench.spec import Plan
 from leakbench.statistics import Interval, wilson
@@ -104,11 +112,12 @@ def threshold_rows(found: Outcomes) -> list[Row]:
     ]
 
 
-def shares_below(errors: Sequence[float | None]) -> tuple[list[float], list[float]]:
+def shares_below(errors: Sequence[float | None] | Floats) -> tuple[list[float], list[float]]:
     """Errors in rising order, and the share of all trials at or below each; what is not finite is
     above all."""
-    known = sorted(e for e in errors if e is not None and isfinite(e))
-    return known, [(place + 1) / len(errors) for place in range(len(known))]
+    values = np.asarray(errors, dtype=np.float64)
+    known = np.sort(values[np.isfinite(values)])
+    return known.tolist(), (np.arange(1, len(known) + 1) / len(errors)).tolist()
 
 
 def thinned(points: int) -> list[int]:
@@ -122,8 +131,7 @@ def thinned(points: int) -> list[int]:
 def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
     highest = PAPER
     for number, one in enumerate(outcomes):
-        entering = one.trials.all_entering
-        errors, shares = shares_below([record.get(name) for record in entering])
+        errors, shares = shares_below(one.trials.entering_table.column(name))
         if not errors:
             continue
         highest = max(highest, errors[-1])
@@ -135,7 +143,7 @@ def _thresholds(axes: Axes, outcomes: Sequence[Outcome], name: str) -> None:
     axes.set_xlim(_lowest(outcomes, name), highest * 3)
     axes.axvline(PAPER, **_PRINT)
     if name == "mse_clamped":
-        baselines = mean_baselines(outcomes[0].trials.all_judged)
+        baselines = mean_baselines(outcomes[0].trials.judged_table)
         for value in (baselines.mean_image, baselines.start_image):
             if value is not None:
                 axes.axvline(value, **_TRIVIAL)
@@ -149,11 +157,9 @@ def _some(count: int) -> list[int]:
 
 
 def _lowest(outcomes: Sequence[Outcome], name: str) -> float:
-    values = [
-        value for one in outcomes for record in one.trials.all_judged
-        if (value := record.get(name)) is not None and isfinite(value)
-    ]  # fmt: skip
-    return max(min(values, default=1.0), _LEAST) / 3
+    values = np.concatenate([one.trials.judged_table.column(name) for one in outcomes])
+    values = values[np.isfinite(values)]
+    return max(float(values.min(initial=inf)) if values.size else 1.0, _LEAST) / 3
 
 
 # ------------------------------------------------------------------------------ effort
@@ -202,11 +208,11 @@ def followed(plan: Plan) -> LabelledRule:
 def _firsts(one: Outcome, rule: LabelledRule) -> tuple[list[int], int, int]:
     """Evaluations after which its trials succeeded, in order, the most that any spent, and how many
     trials there are."""
-    records = one.trials.all_entering
-    first = sorted(
-        spent for record in records if (spent := rule.first(record, "evaluations")) is not None
-    )
-    return first, max([1, *first, *(r.get("evaluations") or 0 for r in records)]), len(records)
+    records = one.trials.entering_table
+    first = rule.firsts(records, "evaluations")
+    met = np.sort(first[~np.isnan(first)]).astype(int).tolist()
+    spent = (each or 0 for each in records.values("evaluations"))
+    return met, max([1, *met, *spent]), len(first)
 
 
 def _limit(outcomes: Sequence[Outcome], rule: LabelledRule) -> list[Name]:

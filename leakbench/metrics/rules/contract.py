@@ -6,12 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from leakbench.errors import LeakbenchError
 
 Numbers = Mapping[str, float | None]
 """Name of a metric, or `BEST_BASELINE` -> its value for one image; None: not measured."""
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Columns = Mapping[str, NDArray[np.float64]]
+    Bools = NDArray[np.bool_]
 
 BEST_BASELINE: str = "best_baseline_mse"
 """The smallest clamped mean squared error among the victim's `TRIVIAL` baselines."""
@@ -60,6 +67,13 @@ class SuccessRule(ABC):
 
         A number the rule needs that is absent, None or NaN makes it False: what could not be
         measured has not been shown to leak.
+        """
+
+    @abstractmethod
+    def judge_all(self, measured: Columns) -> Bools:
+        """`judge` of many images at once, (n,): a report has a hundred thousand of them.
+
+        measured: (n,) of each number that the rule reads; NaN where it was not measured.
         """
 
     @property
@@ -165,6 +179,9 @@ class ErrorRule(SuccessRule):
 
     def judge(self, measured: Numbers) -> bool:
         return below(measured.get(self.error), self.threshold)
+
+    def judge_all(self, measured: Columns) -> Bools:
+        return measured[self.error] < self.threshold
 
 
 def below(value: float | None, limit: float) -> bool:

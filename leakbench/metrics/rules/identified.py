@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.rules.contract import Numbers, SuccessRule
+
+if TYPE_CHECKING:
+    from leakbench.metrics.rules.contract import Bools, Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +50,6 @@ class IdentifiedRule(SuccessRule):
     def judge(self, measured: Numbers) -> bool:
         rank = measured.get("rank")
         return rank is not None and rank <= self.top
+
+    def judge_all(self, measured: Columns) -> Bools:
+        return measured["rank"] <= self.top

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from leakbench.errors import LeakbenchError
 from leakbench.metrics.rules.contract import BEST_BASELINE, Numbers, SuccessRule, below
+
+if TYPE_CHECKING:
+    from leakbench.metrics.rules.contract import Bools, Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +57,8 @@ class StrictRule(SuccessRule):
             and below(error, self.threshold)
             and below(error, self.fraction * baseline)
         )
+
+    def judge_all(self, measured: Columns) -> Bools:
+        error = measured["mse_clamped"]
+        beats = error < self.fraction * measured[BEST_BASELINE]
+        return (error < self.threshold) & beats
