@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +17,16 @@ from leakbench.spec import JUDGED, Limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What came of it: trials and trainings of the plan, and how many of them are there."""
+    """What came of it: trials and trainings of the plan, and how many of them are there.
+
+    damages: what of the runs is damaged and was left out, a sentence each. repairs: what of the
+    folder they were merged into had to be mended first, likewise.
+    """
 
     planned: int
     present: int
+    damages: tuple[str, ...]
+    repairs: tuple[str, ...]
 
 
 def merge(folders: Sequence[Path], out: Path) -> Merged:
@@ -47,27 +52,34 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     with into.writing() as writer:
         had = dict(writer.records)
         found: dict[Key, tuple[Record, Run | None]] = {key: (had[key], None) for key in had}
+        damages = []
         for run in runs:
-            for key, record in run.records().items():
+            contents = run.contents()
+            damages.append(run.damage(contents))
+            for key, record in contents.records.items():
                 if key not in found or _better(record, found[key][0], run):
                     found[key] = (record, run)
         taken = [(record, run) for record, run in found.values() if run is not None]
         for run in runs:
-            for path in run.manifests():
-                shutil.copyfile(path, out / "manifests" / path.name)
+            writer.take_manifests(run)
         for run, name, digest in dict.fromkeys(
             (run, place["file"], place.get("digest") or "")
             for record, run in taken
             if (place := record["host"].get("arrays")) is not None
         ):
-            writer.arrays(name, run.arrays(name, digest))
+            writer.take_arrays(run, name, digest)
         facts = {k: v for k, v in known[0].facts.items() if k not in ("shard", "number")}
         content = replace(known[0], facts={**facts, "number": into.next_number()})
         writer.manifest(manifests.to_json(content))
         writer.append([record for record, _ in taken])
     both: list[PlannedCell | PlannedTraining] = [*known[0].cells, *known[0].trainings]
     every = dict.fromkeys(key for cell in both if not cell.skip for key in cell.trials())
-    return Merged(planned=len(every), present=sum(key in found for key in every))
+    return Merged(
+        planned=len(every),
+        present=sum(key in found for key in every),
+        damages=tuple(filter(None, damages)),
+        repairs=writer.repairs,
+    )
 
 
 def _require_apart(runs: Sequence[Run], out: Path) -> None:

@@ -310,6 +310,23 @@ class Writer:
         self._replace(self.run.folder / "reconstructions" / name, data)
         return array_files.digest_of(data)
 
+    def take_manifests(self, run: Run) -> None:
+        """Copy another run's manifests, damaged ones apart."""
+        for path in run.manifests():
+            if _manifest(path) is not None:
+                self._replace(self.run.folder / "manifests" / path.name, path.read_bytes())
+
+    def take_arrays(self, run: Run, name: str, digest: str) -> None:
+        """Copy a file of another run's arrays byte by byte, so that the digest in the records that
+        mention it stays right.
+
+        Raises:
+            LeakbenchError: see `Run.arrays`.
+        """
+        run.arrays(name, digest)
+        folder = "reconstructions"
+        self._replace(self.run.folder / folder / name, (run.folder / folder / name).read_bytes())
+
     def _replace(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.part")
         try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leakbench.commands.output import say
+from leakbench.commands.output import end_of_reading, say
 from leakbench.commands.report import print_answer, write_reports
 from leakbench.commands.running import folder_of
 
@@ -20,8 +20,11 @@ def merge(
     from leakbench import merging
 
     merged = merging.merge(runs, folder_of(out, out))
+    for repair in merged.repairs:
+        say(repair)
     print_answer(write_reports(out))
     say(
         f"{merged.present} of {merged.planned} trials are there; {out}/report.md, .html, .json, "
         ".csv"
     )
+    end_of_reading(*merged.damages)
