@@ -12,6 +12,8 @@ task is harmed: every worker has a pipe of its own, and shares no lock with anyo
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
@@ -88,9 +90,11 @@ class Processes:
         self._gpus = tuple(gpus)
         self._waiting: deque[Task] = deque()
         self._places: list[_Worker | None] = [None] * count
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        self._context: BaseContext = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
+        self._forks = "forkserver" in multiprocessing.get_all_start_methods()
+        self._context: BaseContext = multiprocessing.get_context(
+            "forkserver" if self._forks else "spawn"
+        )
+        if self._forks:
             self._context.set_forkserver_preload([__name__])
 
     def submit(self, task: Task) -> None:
@@ -148,6 +152,8 @@ class Processes:
             target=_serve, args=(theirs, environment, Path.cwd()), name=f"leakbench-{place}"
         )
         with _without_main():
+            if self._forks:
+                _require_server()
             process.start()
         theirs.close()  # else its end would never show here
         return _Worker(process, ours)
@@ -208,6 +214,22 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def _require_server() -> None:
+    """Start the server that workers are forked from, unless it runs, deaf to `SIGNALS`.
+
+    A signal often goes to a whole group of processes, as Ctrl-C does; the server, which loads torch
+    for seconds, would end with a traceback. What is blocked here stays so in it, and in its
+    children until `_serve`.
+    """
+    # Python's own helper, which it starts in passing, lets signals through again.
+    multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def how_it_ended(code: int | None) -> str:
     """An exit code in words."""
     if code is not None and code < 0:
@@ -221,6 +243,8 @@ def _serve(connection: Connection, environment: Mapping[str, str], folder: Path)
     """A worker's life: take a task, do it, send what came of it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the driver decides what an interrupt means
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # for what a plugin starts
     threading.Thread(target=_end_with_driver, daemon=True).start()
     # The server it was forked from may be older than what its driver has set since.
     os.environ.clear()

@@ -138,7 +138,9 @@ def run(
     Raises:
         LeakbenchError: bad input, a folder that cannot be written, or another writer in it.
     """
+    stop.check()
     prepared = prepare(plan, root, device, chunk_size)  # mistakes show before anything is tried
+    stop.check()
     planned, trained, dependent = prepared.cells, prepared.trainings, prepared.dependent
     store = Run(folder)
     both: list[PlannedCell | PlannedTraining] = [*planned, *trained]
@@ -219,8 +221,7 @@ def _worked_off(
     under_way = 0
     try:
         while waiting or under_way:
-            if stop.reason:  # and what was raised got lost
-                raise Stopped(stop.reason)
+            stop.check()
             while waiting and under_way < executor.capacity:
                 executor.submit(waiting.popleft())
                 under_way += 1

@@ -307,6 +307,19 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert done.returncode in (0, 1)
 
 
+def test_closed_outputs_are_no_traceback(tmp_path: Path) -> None:
+    words = f"{sys.executable} -m leakbench.cli"
+    for command, code in (("list models", 0), ("run nowhere.toml", 2)):
+        for closed in (">&-", "2>&-", ">&- 2>&- <&-"):
+            done = subprocess.run(
+                f"{words} {command} {closed}",
+                shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == code, (command, closed)
+            assert "Traceback" not in done.stderr
+            assert bool(done.stdout) == (closed == "2>&-" and code == 0)
+
+
 # ------------------------------------------------------------------------------ runs and reports
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,16 @@ def test_a_stopped_queue_goes_on_where_it_was(
         "long: done; 0 of 10 run now; runs/long-quick",
         "short: done; 4 of 4 run now; runs/short-quick",
     ]
+
+
+def test_the_deadline_counts_from_the_start(
+    queue: Command, suites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is planned before the first suite begins may take minutes."""
+    monkeypatch.setattr(runner, "prepare", lambda *args: time.sleep(60))
+    done = queue(*BOTH, "--deadline", "0.1s")
+    assert done.code == 3
+    assert "stopped by the deadline; nothing was done yet" in done.errors
 
 
 def test_a_suite_that_fails_stops_no_other(queue: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import typer
 from leakbench.commands.output import print_columns, say, show
 from leakbench.commands.running import plan_of, processes, showing_progress
 from leakbench.errors import LeakbenchError
+from leakbench.stopping import Stop, Stopped
 
 if TYPE_CHECKING:
     from leakbench.spec import Plan
@@ -87,17 +88,18 @@ def attack(plan: Plan, path: Path, workers: int) -> None:
     from leakbench.records import Run
     from leakbench.report import demo_figure
 
-    with tempfile.TemporaryDirectory() as folder:
+    with Stop().listening() as stop, tempfile.TemporaryDirectory() as folder:
         with showing_progress() as report:
             outcome = runner.run(
                 shown(plan),
                 Path(folder),
                 root=None,
                 executor=processes("cpu", workers),
+                stop=stop,
                 report=report,
             )
         if outcome.interrupted:
-            raise KeyboardInterrupt
+            raise Stopped
         run = Run.existing(Path(folder))
         victim, rows = demo_figure.read(run, manifest.read(run), ROWS)
     legend = [line for text in LEGEND for line in demo_figure.wrapped(text)]

@@ -62,14 +62,14 @@ def panel(
     plan = plan_of(
         SUITE, profile, None, None, settings(defense, parameters or [], profile, victims)
     )
-    from leakbench import manifest, runner
-    from leakbench.data.catalog import data_root
-    from leakbench.records import Run
-    from leakbench.report import cells, panels
-
     folder = folder_of(out, RUNS / f"panel-{defense.replace(' ', '')}")
-    where = device_of(device)
     with interruptible(folder) as stop:
+        from leakbench import manifest, runner
+        from leakbench.data.catalog import data_root
+        from leakbench.records import Run
+        from leakbench.report import cells, panels
+
+        where = device_of(device)
         with showing_progress() as report:
             outcome = runner.run(
                 plan, folder, root=data_root(), device=where, executor=processes(where, workers),

@@ -36,6 +36,7 @@ from leakbench.commands.running import (
     interruptible,
     limited,
     plan_of,
+    require_executor,
     say_outcome,
     seconds_of,
     showing_progress,
@@ -93,19 +94,20 @@ def queue(
     choose_arithmetic(fast)
     add_folders(plugins or ())
     within = seconds_of(deadline, "--deadline")
+    require_executor(executor, workers, ray_address)
     plans, without = _plans(suites or [], profile)  # first: torch takes its time to load
     plans = [limited(plan, trial_timeout, chunk_timeout) for plan in plans]
     base = folder_of(out, RUNS)
-    where = device_of(device)
-    does = executor_of(executor, where, workers, ray_address)
-    for name in without:
-        say(f"{name}: has no profile '{profile}', left out")
-    queued = [_queued(plan, base, where, chunk) for plan in plans]
-    queued.sort(key=lambda each: (-each.whole.seconds, each.plan.name))
-    _print_forecast(queued, does.workers, where)
-    if dry_run:
-        return
     with interruptible(base, within) as stop:
+        where = device_of(device)
+        does = executor_of(executor, where, workers, ray_address)
+        for name in without:
+            say(f"{name}: has no profile '{profile}', left out")
+        queued = [_queued(plan, base, where, chunk) for plan in plans]
+        queued.sort(key=lambda each: (-each.whole.seconds, each.plan.name))
+        _print_forecast(queued, does.workers, where)
+        if dry_run:
+            return
         succeeded = [_run(each, where, does, stop, chunk) for each in queued]
     raise typer.Exit(0 if all(succeeded) else 1)
 

@@ -43,6 +43,7 @@ from leakbench.commands.running import (
     limited,
     plan_of,
     processes,
+    require_executor,
     seconds_of,
     showing_progress,
     write_results,
@@ -95,18 +96,19 @@ def run(
     choose_arithmetic(fast)
     add_folders(plugins or ())
     within = seconds_of(deadline, "--deadline")
+    require_executor(executor, workers, ray_address)
     # First, since torch takes its time to load.
     plan = limited(plan_of(suite, profile, attack, defense, settings), trial_timeout, chunk_timeout)
     folder = folder_of(out, RUNS / f"{plan.name}-{plan.profile}")
     numbers = shard_of(shard)
     if numbers is not None:
         folder /= "shard-{}-of-{}".format(*numbers)
-    from leakbench import pieces, runner
-    from leakbench.data.catalog import data_root
-
-    where = device_of(device)
-    part = pieces.WHOLE if numbers is None else pieces.Shard(*numbers)
     with interruptible(folder, within) as stop:
+        from leakbench import pieces, runner
+        from leakbench.data.catalog import data_root
+
+        where = device_of(device)
+        part = pieces.WHOLE if numbers is None else pieces.Shard(*numbers)
         with showing_progress() as report:
             outcome = runner.run(
                 plan, folder, root=data_root(), device=where, chunk_size=chunk, shard=part,
@@ -160,15 +162,14 @@ def cloak(
     choose_arithmetic(fast)
     add_folders(plugins or ())
     plan = plan_of(suite, profile, None, None, settings)  # first: torch takes its time to load
-    from leakbench import selection
-    from leakbench.data.catalog import data_root
-    from leakbench.report import choices as written
-
-    criteria = selection.Criteria(rule=rule or "strict", at_most=at_most, ties=NOISE)
-
-    where = device_of(device)
     folder = folder_of(out, RUNS / f"{plan.name}-{plan.profile}")
     with interruptible(folder) as stop:
+        from leakbench import selection
+        from leakbench.data.catalog import data_root
+        from leakbench.report import choices as written
+
+        criteria = selection.Criteria(rule=rule or "strict", at_most=at_most, ties=NOISE)
+        where = device_of(device)
         with showing_progress() as report:
             outcome, choices = selection.search(
                 plan, folder, criteria, root=data_root(), device=where,

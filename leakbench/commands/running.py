@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,21 +100,35 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(str(number) for number in range(torch.cuda.device_count()))
 
 
+def require_executor(kind: ExecutorKind, workers: int, ray_address: str | None) -> None:
+    """Refuse what can be known to be wrong before torch is loaded.
+
+    Raises:
+        LeakbenchError: options that do not go together, or a Ray that is not installed.
+    """
+    if ray_address is not None and kind is not ExecutorKind.ray:
+        raise LeakbenchError(f"--ray-address: needs --executor ray, got --executor {kind}")
+    if ray_address is not None and not ray_address.strip():
+        text = "empty; write HOST:PORT or auto, or leave the option out to start a cluster here"
+        raise LeakbenchError(f"--ray-address: {text}")
+    if kind is ExecutorKind.serial and workers > 1:
+        raise LeakbenchError(f"--workers {workers}: --executor serial has one")
+    if kind is ExecutorKind.ray and find_spec("ray") is None:
+        text = "Ray is not installed; get it with pip install 'leakbench[ray]'"
+        raise LeakbenchError(f"--executor ray: {text}")
+
+
 def executor_of(kind: ExecutorKind, where: str, workers: int, ray_address: str | None) -> Executor:
     """The executor that the options choose.
 
     Raises:
-        LeakbenchError: options that do not go together, or a Ray that is not there.
+        LeakbenchError: no Ray cluster at the address.
     """
-    if ray_address is not None and kind is not ExecutorKind.ray:
-        raise LeakbenchError(f"--ray-address: needs --executor ray, got --executor {kind}")
     if kind is ExecutorKind.processes:
         return processes(where, workers)
     if kind is ExecutorKind.serial:
         from leakbench.executors import Serial
 
-        if workers > 1:
-            raise LeakbenchError(f"--workers {workers}: --executor serial has one")
         return Serial()
     from leakbench.clusters import Ray
 
