@@ -133,6 +133,11 @@ def test_two_leaks_share_no_noise(game: Path) -> None:
     assert angles.abs().max() < 0.05
 
 
+def test_answers_are_for_their_owner_only(game: Path) -> None:
+    assert (game / "answers.npz").stat().st_mode & 0o777 == 0o600
+    assert (game / "pack" / "leaks.npz").stat().st_mode & 0o400
+
+
 def test_the_checksum_commits_to_the_answers(game: Path, tmp_path: Path) -> None:
     content = (game / "answers.npz").read_bytes()
     assert packs.read(game / "pack").pack.checksum == hashlib.sha256(content).hexdigest()

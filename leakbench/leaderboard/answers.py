@@ -61,7 +61,8 @@ def write(
     rules: tuple[Rule, ...],
     arrays: Mapping[str, np.ndarray],
 ) -> packs.Pack:
-    """Write the answers file, with a nonce; returns the pack with its checksum.
+    """Write the answers file, with a nonce, for its owner to read and nobody else; returns the pack
+    with its checksum.
 
     Raises:
         LeakbenchError: it is there already, or cannot be written.
@@ -78,6 +79,7 @@ def write(
             "about": np.frombuffer(json.dumps(about, allow_nan=False).encode(), dtype=np.uint8),
             "nonce": np.frombuffer(secrets.token_bytes(NONCE), dtype=np.uint8),
         },
+        secret=True,
     )
     return dataclasses.replace(pack, checksum=file_digest(path, "sha256"))
 

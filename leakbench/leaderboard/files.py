@@ -106,14 +106,17 @@ class Arrays:
             raise self._error(f"array {name!r:.80}: cannot be read: {reason(error)}") from None
 
 
-def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save(path: Path, arrays: Mapping[str, np.ndarray], *, secret: bool = False) -> None:
     """Write an npz file; the same arrays give the same bytes.
+
+    secret: nobody else on this machine may read it, from the moment it is there.
 
     Raises:
         LeakbenchError: it is there already, or cannot be written.
     """
     try:
-        with path.open("xb") as file:
+        mode = 0o600 if secret else 0o666
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise LeakbenchError(f"{path}: cannot be written: {error.strerror}") from None
