@@ -130,11 +130,16 @@ def test_differences_are_paired(runs: Path) -> None:
         assert flips["after"].all() and not flips["before"].any()
 
 
-def test_a_run_beside_itself_differs_in_nothing(runs: Path) -> None:
+def test_a_run_beside_itself_differs_in_nothing(runs: Path, leakbench: Any) -> None:
     compared = lb.compare(runs / "long", runs / "long")
     assert compared.flips == () and (compared.frame()["difference"] == 0).all()
     with pytest.raises(LeakbenchError, match="no victim flips"):
         compared.gallery()
+    # For the command that is what was found, and no mistake.
+    picture = runs / "nobody.png"
+    done = leakbench("compare", runs / "long", runs / "long", "--gallery", picture)
+    assert done.code == 0 and done.errors.startswith("no victim flips")
+    assert not picture.exists()
 
 
 def test_flips_are_shown(runs: Path) -> None:

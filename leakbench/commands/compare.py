@@ -72,7 +72,9 @@ def compare(
     if out is not None:
         write(out, found.page())
         say(f"page: {out}")
-    if gallery is not None:
+    if gallery is not None and not found.flips:
+        say(f"no victim flips, so there is nothing to show: {gallery} is not written")
+    elif gallery is not None:
         try:
             gallery.write_bytes(found.gallery().png())
         except OSError as error:
