@@ -155,14 +155,16 @@ def _imported(name: str) -> ModuleType:
 
 
 def add_folders(folders: Iterable[Path]) -> None:
-    """Look for plugins in these folders too, in this process and those it starts.
+    """Look for plugins in these folders too, in this process and those it starts, wherever they
+    start.
 
     Raises:
         LeakbenchError: a folder that is not there, or has no folder of plugins.
     """
-    known = os.environ.get(FOLDERS, "").split(os.pathsep)
-    added = [str(_checked(folder, "--plugins")) for folder in folders]
-    os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys(name for name in [*added, *known] if name))
+    known = [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
+    every = [_checked(folder, "--plugins") for folder in folders]
+    every += [_checked(folder, FOLDERS) for folder in known]
+    os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys(map(str, every)))
 
 
 def _checked(folder: Path, where: str) -> Path:

@@ -129,6 +129,21 @@ def test_an_absolute_import_of_a_file_beside_says_how(tmp_path: Path) -> None:
         registry.find("defenses", "mine")
 
 
+def test_relative_folders_stay_what_they_are_wherever_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a cluster start in folders of their own."""
+    for name in ("one", "two"):
+        folder(tmp_path / name, "defenses", mine=DEFENSE.format(name=f"mine_{name}"))
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.setenv(registry.FOLDERS, "../two")
+    registry.add_folders([Path()])
+    assert os.environ[registry.FOLDERS] == os.pathsep.join([f"{tmp_path}/one", f"{tmp_path}/two"])
+    monkeypatch.chdir("/")
+    names = {each.name for each in registry.discover("defenses")}
+    assert {"mine_one", "mine_two"} <= names
+
+
 def test_folders_that_hold_no_plugins_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LeakbenchError, match=f"^--plugins: no folder '{tmp_path}/nowhere'$"):
         registry.add_folders([tmp_path / "nowhere"])
