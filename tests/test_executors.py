@@ -467,6 +467,22 @@ def test_times(text: str, seconds: float) -> None:
     assert seconds_of(text, "--deadline") == seconds
 
 
+def test_a_ray_that_is_not_installed_is_one_sentence(
+    leakbench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = leakbench("run", "tifs_table3", "--executor", "ray")
+    words = "--executor ray: Ray is not installed; get it with pip install 'leakbench[ray]'"
+    assert (done.code, done.errors) == (2, f"leakbench: {words}\n")
+
+
+@pytest.mark.parametrize("address", ["", " "])
+def test_an_empty_address_starts_no_cluster_here(leakbench: Any, address: str) -> None:
+    """As of a variable that is not set."""
+    done = leakbench("queue", "tifs_table3", "--executor", "ray", "--ray-address", address)
+    assert done.code == 2 and done.errors.startswith("leakbench: --ray-address: empty; write ")
+
+
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "1/100000", "-1/3"])
 def test_shards_that_are_none_are_refused(leakbench: Any, text: str) -> None:
     done = leakbench("run", "tifs_table3", "--shard", text)
