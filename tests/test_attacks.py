@@ -22,6 +22,7 @@ from leakbench.capturing import capture_leak
 from leakbench.contracts import (
     Attack,
     Defense,
+    Ended,
     Gradients,
     HasLoss,
     Leak,
@@ -36,7 +37,6 @@ from leakbench.defenses.none import NoDefense
 from leakbench.errors import LeakbenchError
 from leakbench.inversion import MatchingAttack, Prior
 from leakbench.leaking import Look, Tap
-from leakbench.line_search import Ending
 from leakbench.matching import cosine_loss, sign_rule_labels, squared_loss, total_variation
 from leakbench.metrics.mse import mse
 from leakbench.optim import Objective, Solution, StepWatch
@@ -832,7 +832,7 @@ class _Scripted:
     ) -> Solution:
         loss = torch.tensor(self.losses.pop(0))
         one = torch.ones(len(start), dtype=torch.int64)
-        status: list[Ending] = ["nan" if math.isnan(value) else "steps" for value in loss.tolist()]
+        status: list[Ended] = ["nan" if math.isnan(value) else "steps" for value in loss.tolist()]
         return Solution(
             points=start, loss=loss, start_loss=loss, steps=one, evaluations=2 * one,
             status=tuple(status),

@@ -80,7 +80,7 @@ TPDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 
 CPL_DEFAULTS = {
     "steps": 300, "init": "patterned", "grid": 2, "distribution": "uniform", "line_search": False,
-    "matching": "squared", "solver": "lbfgs", "lr": 0.01,
+    "matching": "squared", "solver": "lbfgs", "lr": 0.01, "patience": 0,
     "restarts": 1, "total_variation": 0.0, "local_steps": "unroll",
 }  # fmt: skip
 
