@@ -73,8 +73,8 @@ class TrialRecord(_Table):
 
     What the leak held, where the suite asks for it: see `information.Bound`.
 
-    Each field is right or wrong by itself, which `record_columns` rests on. It must know every field
-    of which only some words are right.
+    Each field is right or wrong by itself, which `record_columns` rests on. It must know every
+    field of which only some words are right.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -316,6 +316,7 @@ def test_defaults_are_completed() -> None:
         "matching": "squared",
         "solver": "lbfgs",
         "lr": 0.01,
+        "patience": 0,
         "restarts": 1,
         "total_variation": 0.0,
         "local_steps": "unroll",
