@@ -323,9 +323,9 @@ def unmeasured(trials: Sequence[Trials]) -> dict[tuple[str, str], list[str]]:
     """(metric, why it was not measured) -> data sets of which that is so."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for each in trials:
-        for why in each.judged_table.values("unmeasured"):
-            for said in (why or {}).items():
-                found.setdefault(said, {})[each.cell.dataset] = None
+        tables = each.judged_table.values("unmeasured")
+        for said in dict.fromkeys(chain.from_iterable((why or {}).items() for why in tables)):
+            found.setdefault(said, {})[each.cell.dataset] = None
     return {said: list(datasets) for said, datasets in found.items()}
 
 
