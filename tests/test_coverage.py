@@ -251,4 +251,4 @@ def test_the_closest_reading_is_counted(coverage: ModuleType, tmp_path: Path) ->
 def test_committed_runs_are_of_suites(coverage: ModuleType) -> None:
     found = coverage.runs()
     assert found.keys() <= set(coverage.suite.names())
-    assert [folder.name for folder in found["tifs_table3"]] == ["tifs_table3-quick"]
+    assert "tifs_table3-quick" in [folder.name for folder in found["tifs_table3"]]
