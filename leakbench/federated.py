@@ -257,14 +257,20 @@ def train(
     )
 
 
-GROUP_BYTES = 2**28
-"""Bytes of the gradients of a local step of clients that are computed together."""
+GROUP_BYTES = 2**23
+"""Bytes of the gradients of a local step of clients that are computed together on a CPU: they go
+through clipping, noise and mean without leaving its caches."""
+
+DEVICE_GROUP_BYTES = 2**28
+"""The same on other devices, which are fast where there is much to do at once."""
 
 
 def _together(weights: Weights, schedule: Schedule) -> int:
     """Clients that are computed together: their number bounds the memory, whatever Kt is."""
     size = sum(value.numel() * value.element_size() for value in weights.values())
-    return max(GROUP_BYTES // (size * schedule.batch_size), 1)
+    on_cpu = all(value.is_cpu for value in weights.values())
+    most = GROUP_BYTES if on_cpu else DEVICE_GROUP_BYTES
+    return max(most // (size * schedule.batch_size), 1)
 
 
 def _run_groups(

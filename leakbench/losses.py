@@ -41,6 +41,22 @@ def mean_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     return example_losses(loss, outputs, labels).mean()
 
 
+def derivative(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """(..., k) of each example's loss by its outputs (..., k); labels (...) or (..., classes), of
+    any sum.
+
+    Raises:
+        LeakbenchError: cross-entropy of a single output, which is always 0.
+    """
+    _require_outputs(loss, outputs)
+    wanted = targets(outputs, labels)
+    if loss == "cross_entropy":
+        return outputs.softmax(dim=-1) * wanted.sum(dim=-1, keepdim=True) - wanted
+    if loss == "binary_cross_entropy":
+        return (outputs.sigmoid() - wanted) / outputs.shape[-1]
+    return 2 * (outputs - wanted) / outputs.shape[-1]
+
+
 def _apart(loss: Loss, outputs: Tensor, wanted: Tensor) -> Tensor:
     """(b, k) loss of every output."""
     if loss == "binary_cross_entropy":

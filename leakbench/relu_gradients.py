@@ -24,6 +24,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
+from leakbench.dense_gradients import product
+
 
 def example_gradients(
     weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, *, padding: int
@@ -98,9 +100,9 @@ def _sweeps(
         images.append(largest.relu())  # as good as ReLU before pooling, and a quarter of the work
         places.append((where, list(z.shape[2:])))
     features = images[-1].reshape(b, clients, -1).transpose(0, 1)
-    p = _dense(features, head.mT).softmax(dim=-1)
+    p = product(features, head.mT).softmax(dim=-1)
     top = p * labels.sum(dim=-1, keepdim=True) - labels
-    back = _dense(top, head).transpose(0, 1).reshape(images[-1].shape)
+    back = product(top, head).transpose(0, 1).reshape(images[-1].shape)
     back = back.contiguous(memory_format=torch.channels_last)
     for layer in reversed(range(len(kernels))):
         where, sides = places[layer]
@@ -111,10 +113,3 @@ def _sweeps(
             back = functional.conv_transpose2d(deltas[-1], kernel, padding=padding, groups=clients)
     return images[:-1], deltas[::-1], features, top
 
-
-def _dense(rows: Tensor, matrices: Tensor) -> Tensor:
-    """(clients, b, j) times (clients, j, k). Where all rows share a matrix each is multiplied by
-    itself: a product of all would round by their number."""
-    if len(matrices) > 1:
-        return rows @ matrices
-    return (rows.transpose(0, 1) @ matrices.expand(rows.shape[1], -1, -1)).transpose(0, 1)

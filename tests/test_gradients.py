@@ -14,6 +14,8 @@ from leakbench.contracts import Gradients, Model, Weights
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import HandWritten, HandWrittenStacked, of_batch, per_example
+from leakbench.losses import example_losses
+from leakbench.models.mlp import DenseNet
 from leakbench.models.relu import ReluNet
 from leakbench.models.sigmoid import Convolution, SigmoidNet
 from leakbench.modules import ModuleModel
@@ -320,6 +322,101 @@ def test_relu_chunks_of_clients_change_little(chunk_size: int) -> None:
     whole = of_batch(model, weights, images, classes, stacked=True)
     for k, value in whole.tensors.items():
         assert_close(value, expected.mean("example").tensors[k], k)
+
+
+# ---------------------------------------------------------------------------- dense networks
+
+DENSE: list[dict[str, Any]] = [
+    {"outputs": 10, "widths": (64, 32), "bias": True},
+    {"outputs": 10, "widths": (60, 20), "bias": False},
+    {"outputs": 10, "widths": ()},
+    {"outputs": 10, "widths": (7,), "loss": "binary_cross_entropy"},
+    {"outputs": 10, "widths": (7,), "loss": "mean_squared_error"},
+    {"outputs": 1, "widths": (7, 6), "loss": "binary_cross_entropy"},
+    {"outputs": 1, "widths": (7, 6), "loss": "mean_squared_error", "bias": False},
+]
+
+
+def dense_example(
+    layers: Mapping[str, Any], dtype: torch.dtype, clients: int, batch: int
+) -> tuple[DenseNet, dict[str, Tensor], Tensor, Tensor]:
+    """Model, different weights for every client, digits and their classes; of two, 0 and the
+    others."""
+    data, rows = load("mnist"), clients * batch
+    model = DenseNet(input_shape=data.input_shape, scheme="default", **layers)
+    drawn = [model.init(generator(client, "weights"), dtype) for client in range(clients)]
+    weights = {k: torch.stack([one[k] for one in drawn]) for k in drawn[0]}
+    images, classes = data.candidates[:rows].to(dtype), data.candidate_labels[:rows]
+    if model.outputs == 1:
+        classes = (classes > 0).to(classes.dtype)
+    return (
+        model, weights,
+        images.unflatten(0, (clients, batch)), classes.unflatten(0, (clients, batch)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("labels", ["indices", "probabilities"])
+@pytest.mark.parametrize("layers", DENSE, ids=str)
+def test_dense_gradients_equal_autograd(
+    layers: dict[str, Any], labels: str, dtype: torch.dtype
+) -> None:
+    """Of clients with weights of their own, of examples that share them, and of whole batches,
+    one of which lacks examples."""
+    model, weights, images, classes = dense_example(layers, dtype, 3, 4)
+    assert isinstance(model, HandWrittenStacked)
+    targets = classes
+    if labels == "probabilities":
+        targets = soft(classes.flatten(), dtype).unflatten(0, (3, 4))
+        if model.outputs == 1:
+            targets = targets[..., :2]
+
+    def bare(given: Mapping[str, Tensor], client: int, row: int) -> dict[str, Tensor]:
+        leaves = {k: v[client].clone().requires_grad_() for k, v in given.items()}
+        outputs = model.logits(leaves, images[client, row][None])
+        (loss,) = example_losses(model.loss, outputs, targets[client, row][None])
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    def all_of(given: Mapping[str, Tensor]) -> list[list[dict[str, Tensor]]]:
+        return [[bare(given, client, row) for row in range(4)] for client in range(3)]
+
+    expected = all_of(weights)
+    assert_all_close(per_example(model, weights, images, targets, stacked=True), expected)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    for there in (None, mask):
+        whole = of_batch(model, weights, images, targets, stacked=True, mask=there)
+        for k, value in whole.tensors.items():
+            less = expected if there is None else [expected[0], expected[1][:2], expected[2]]
+            means = [torch.stack([one[k] for one in some]).mean(dim=0) for some in less]
+            assert_close(value, torch.stack(means), k)
+    shared = {k: v[0] for k, v in weights.items()}
+    same = {k: v[:1].expand_as(v) for k, v in weights.items()}
+    assert_all_close(per_example(model, shared, images, targets), all_of(same))
+
+
+@pytest.mark.independent_rows
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("layers", DENSE, ids=str)
+def test_dense_company_place_and_chunks_change_no_bit(
+    layers: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model, weights, stack, labels = dense_example(layers, dtype, 1, 42)
+    shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
+
+    def results(rows: Tensor, chunk_size: int | None = None) -> list[Tensor]:
+        by = images[rows][None], classes[rows][None]
+        found = per_example(model, shared, *by, chunk_size=chunk_size)
+        return [value[0] for value in found.tensors.values()]
+
+    whole = results(torch.arange(42))
+    for chunk_size in (1, 16, 23, 64):
+        for value, expected in zip(results(torch.arange(42), chunk_size), whole, strict=True):
+            assert torch.equal(value, expected), f"chunk_size {chunk_size}"
+    for size in (1, 2, 7, 8, 15, 17, 33):
+        rows = torch.randperm(42, generator=torch.Generator().manual_seed(size))[:size]
+        for value, expected in zip(results(rows), whole, strict=True):
+            assert torch.equal(value, expected[rows]), f"{size} examples"
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from leakbench import dense_gradients
 from leakbench.architectures import Architecture
 from leakbench.contracts import Weights
 from leakbench.errors import LeakbenchError, require_at_least
@@ -61,6 +63,34 @@ class DenseNet:
             if number < last:
                 hidden = torch.relu(hidden)
         return hidden
+
+    def stacked_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        found = dense_gradients.example_gradients(
+            self._layers(weights), inputs.flatten(2), labels, loss=self.loss
+        )
+        return self._named(found)
+
+    def client_gradients(
+        self, weights: Weights, inputs: Tensor, labels: Tensor, shares: Tensor
+    ) -> dict[str, Tensor]:
+        """`gradients.HandWrittenStacked`."""
+        found = dense_gradients.client_gradients(
+            self._layers(weights), inputs.flatten(2), labels, shares, loss=self.loss
+        )
+        return self._named(found)
+
+    def _layers(self, weights: Weights) -> list[dense_gradients.Layer]:
+        return [
+            (weights[f"dense{number}.weight"], weights.get(f"dense{number}.bias"))
+            for number in range(1, len(self.widths) + 2)
+        ]
+
+    def _named(self, layers: Sequence[dense_gradients.Layer]) -> dict[str, Tensor]:
+        values = [value for layer in layers for value in layer if value is not None]
+        return dict(zip(self.shapes(), values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
