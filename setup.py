@@ -13,7 +13,7 @@ from setuptools import Extension, find_packages, setup
 MAPPED = ("attacks", "defenses", "suites")
 NATIVE = Path("leakbench/native")
 # As in leakbench/native/__init__.py.
-SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc", "normals.inc")
+SOURCES = ("kernels.c", "sigmoid.inc", "relu.inc", "lbfgs.inc", "normals.inc")
 
 own = find_packages(include=["leakbench", "leakbench.*"])
 mapped = find_packages(include=[*MAPPED, *(f"{name}.*" for name in MAPPED)])

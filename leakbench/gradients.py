@@ -89,6 +89,15 @@ class HandWrittenStacked(Protocol):
         ...
 
 
+@runtime_checkable
+class CompiledStacked(HandWrittenStacked, Protocol):
+    """A model whose programs may be compiled ones; a batch then goes through them too."""
+
+    def is_compiled(self, *values: Tensor) -> bool:
+        """Whether they are with these weights and inputs."""
+        ...
+
+
 def loss_function(model: Model) -> Callable[[Weights, Tensor, Tensor], Tensor]:
     """Mean loss of `model` over a batch: (weights, inputs, labels) -> scalar."""
 
@@ -377,7 +386,7 @@ def of_batch(
             clients,
             followed,
         )
-    elif clients == 1 and not followed:
+    elif clients == 1 and not followed and not _is_compiled(model, inputs, *weights.values()):
         alone = {k: v[0] for k, v in weights.items()} if stacked else weights
         found = _of_one(loss, alone, *(value[0] for value in given))
     elif isinstance(model, HandWrittenStacked) and not followed:
@@ -395,6 +404,10 @@ def of_batch(
         over_weights = 0 if stacked else None
         found = vmap(grad(loss), in_dims=(over_weights, *[0] * len(given)))(weights, *given)
     return Gradients(found, ("client",), present)
+
+
+def _is_compiled(model: Model, *values: Tensor) -> bool:
+    return isinstance(model, CompiledStacked) and model.is_compiled(*values)
 
 
 def _masked_loss(model: Model) -> Callable[..., Tensor]:

@@ -24,7 +24,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
+from leakbench import native
 from leakbench.dense_gradients import product
+from leakbench.sigmoid_gradients import is_compiled
 
 
 def example_gradients(
@@ -34,6 +36,8 @@ def example_gradients(
 
     A single client's rows do not depend on each other, bit for bit.
     """
+    if is_compiled(*weights, inputs, labels):
+        return _compiled(weights, inputs, labels, padding, group=1)
     images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     clients, b = inputs.shape[:2]
     of_each = _grouped if inputs.is_cpu else _by_rows
@@ -75,6 +79,9 @@ def client_gradients(
     weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, *, padding: int
 ) -> tuple[Tensor, ...]:
     """Gradient of the sum of a client's losses in nats by every weight, (clients, *its shape)."""
+    if is_compiled(*weights, inputs, labels):
+        sums = _compiled(weights, inputs, labels, padding, group=inputs.shape[1])
+        return tuple(value[:, 0] for value in sums)
     images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     found = [
         conv2d_weight(
@@ -83,6 +90,23 @@ def client_gradients(
         for image, kernel, delta in zip(images, weights[:-1], deltas, strict=True)
     ]
     return (*found, top.mT @ features)
+
+
+def _compiled(
+    weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, padding: int, *, group: int
+) -> tuple[Tensor, ...]:
+    """Gradients of the sums of every `group` losses of a client, (clients, b / group, *shape)."""
+    inputs, labels = inputs.contiguous(), labels.contiguous()
+    weights = [weight.contiguous() for weight in weights]
+    clients, b = inputs.shape[:2]
+    found = tuple(inputs.new_empty(clients, b // group, *value.shape[1:]) for value in weights)
+    native.relu_gradients(
+        inputs.shape[2:], labels.shape[2], (weights[0].shape[-1], padding),
+        [kernel.shape[1] for kernel in weights[:-1]], [value.data_ptr() for value in weights],
+        (clients, b, group), inputs.data_ptr(), labels.data_ptr(),
+        [value.data_ptr() for value in found], native.lanes(),
+    )  # fmt: skip
+    return found
 
 
 def _sweeps(
@@ -112,4 +136,3 @@ def _sweeps(
             kernel = kernels[layer].flatten(0, 1)
             back = functional.conv_transpose2d(deltas[-1], kernel, padding=padding, groups=clients)
     return images[:-1], deltas[::-1], features, top
-

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from leakbench import arithmetic, native, streams
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.histories import CompiledPairs, Pairs, Rows
+from leakbench.models.relu import ReluNet
 from leakbench.models.sigmoid import Convolution, SigmoidNet
 from leakbench.sigmoid_gradients import _Compiled, _ExampleGradients
 from leakbench.streams import NoiseStreams, generator
@@ -125,6 +126,96 @@ def directions(
             x, curvature = x[keep], curvature[keep]
             rows = Rows(rows.g[keep], rows.previous[keep], rows.t[keep], rows.d[keep])
     return found
+
+
+# ------------------------------------------------------------------------------ ReLU networks
+
+
+def relu_net(
+    shape: tuple[int, ...], channels: tuple[int, ...], kernel: int, padding: int
+) -> ReluNet:
+    return ReluNet(
+        input_shape=shape, classes=10, channels=channels, kernel=kernel, padding=padding
+    )  # fmt: skip
+
+
+def relu_gradients(
+    model: ReluNet, clients: int, rows: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Of every example, and of every client's weighted sum; clients have weights of their own."""
+    drawn = [model.init(generator(client, "weights"), torch.float32) for client in range(clients)]
+    weights = {k: torch.stack([one[k] for one in drawn]).to(dtype) for k in drawn[0]}
+    inputs = images(model.input_shape, clients * rows).unflatten(0, (clients, rows)).to(dtype)
+    stream = torch.Generator().manual_seed(1)
+    labels = torch.rand(clients, rows, 10, generator=stream).to(dtype)
+    shares = torch.rand(clients, rows, generator=stream).to(dtype)
+    each = model.stacked_gradients(weights, inputs, labels)
+    summed = model.client_gradients(weights, inputs, labels, shares)
+    return [*each.values(), *summed.values()]
+
+
+@compiled
+@settings(max_examples=40, deadline=None, derandomize=True)  # a pair of pixels that nearly tie
+@given(
+    channels=st.lists(st.integers(1, 35), min_size=1, max_size=3).map(tuple),
+    kernel=st.integers(1, 6),
+    padding=st.integers(0, 3),
+    shape=st.tuples(st.integers(1, 4), st.integers(8, 19), st.integers(8, 19)),
+)
+def test_relu_sweeps_equal_those_of_torch(
+    channels: tuple[int, ...], kernel: int, padding: int, shape: tuple[int, int, int]
+) -> None:
+    model = relu_net(shape, channels, kernel, padding)
+    try:
+        sizes = [min(shape) for shape in model.shapes().values()]
+    except ValueError:
+        sizes = [0]
+    assume(min(sizes) > 0)
+    assume(all(side + 2 * padding >= kernel + 1 for side in sides(model)))
+    found = relu_gradients(model, 2, 3)
+    expected = relu_gradients(model, 2, 3, torch.float64)
+    for value, other in zip(found, expected, strict=True):
+        assert value.shape == other.shape
+        assert float((value - other).norm()) <= 2e-5 * float(other.norm()) + 1e-6
+
+
+def sides(model: ReluNet) -> list[int]:
+    """The shorter side of what every convolution takes."""
+    found = [min(model.input_shape[1:])]
+    for _ in model.channels[1:]:
+        found.append((found[-1] + 2 * model.padding - model.kernel + 1) // 2)
+    return found
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 9, 7)], ids=str)
+@pytest.mark.parametrize("layers", [((16, 32), 5, 2), ((5, 33), 2, 0)], ids=str)
+def test_relu_sweeps_have_the_same_bits_in_every_width(
+    shape: tuple[int, ...],
+    layers: tuple[tuple[int, ...], int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for width in every_width():
+        monkeypatch.setattr(native, "lanes", lambda width=width: width)
+        found.append(relu_gradients(relu_net(shape, *layers), 3, 4))
+    if len(found) < 2:
+        pytest.skip("one width here")
+    for value, other in zip(*found, strict=True):
+        assert torch.equal(value, other)
+
+
+@compiled
+def test_relu_sweeps_of_what_is_not_finite_stay_with_the_example() -> None:
+    model = relu_net((1, 28, 28), (16, 32), 5, 2)
+    weights = {k: v[None] for k, v in model.init(generator(3, "weights"), torch.float32).items()}
+    inputs, labels = images((1, 28, 28), 4)[None], torch.tensor([[0, 1, 2, 3]])
+    whole = model.stacked_gradients(weights, inputs, labels)
+    spoilt = inputs.clone()
+    spoilt[0, 2, 0, 14, 14] = torch.nan
+    for name, value in model.stacked_gradients(weights, spoilt, labels).items():
+        assert torch.equal(value[0, [0, 1, 3]], whole[name][0, [0, 1, 3]])
+        assert value[0, 2].isnan().any()
 
 
 @compiled

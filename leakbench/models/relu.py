@@ -13,6 +13,7 @@ from leakbench import relu_gradients
 from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
 from leakbench.losses import Loss, class_probabilities
+from leakbench.sigmoid_gradients import is_compiled
 from leakbench.weights import Scheme, draw
 
 
@@ -60,6 +61,10 @@ class ReluNet:
             )
             hidden = torch.relu(functional.max_pool2d(hidden, 2))  # a quarter of the other order
         return functional.linear(hidden.flatten(1), weights["dense.weight"])
+
+    def is_compiled(self, *values: Tensor) -> bool:
+        """`gradients.CompiledStacked`."""
+        return is_compiled(*values)
 
     def stacked_gradients(
         self, weights: Weights, inputs: Tensor, labels: Tensor

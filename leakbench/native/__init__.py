@@ -21,7 +21,7 @@ from leakbench.errors import unknown_name
 CHOICE = "LEAKBENCH_COMPILED"
 """Environment variable that may say "no": compute as where nothing was built."""
 
-SOURCES = ("kernels.c", "sigmoid.inc", "lbfgs.inc", "normals.inc")
+SOURCES = ("kernels.c", "sigmoid.inc", "relu.inc", "lbfgs.inc", "normals.inc")
 """Files beside this one that are compiled."""
 
 _NAME = "_kernels"
@@ -131,6 +131,39 @@ class SigmoidSweeps:
     def _done(code: int) -> None:
         if not code:
             raise MemoryError("gradients of single examples")
+
+
+def relu_gradients(
+    shape: Sequence[int],
+    classes: int,
+    kernel: tuple[int, int],
+    channels: Sequence[int],
+    weights: Sequence[int],
+    counts: tuple[int, int, int],
+    inputs: int,
+    labels: int,
+    found: Sequence[int],
+    width: int,
+) -> None:
+    """Of ReLU networks (`relu_gradients`), gradients of the sum of some examples' losses.
+
+    shape: channels, height and width of an input. kernel: its side and the zeros around. channels
+    of each convolution. counts: clients, n examples of each, and how many of them make a sum.
+    Addresses: weights (clients, ...), inputs (clients, n, *shape), labels (clients, n, classes),
+    found, an array a weight (clients, sums, *its shape). width: of the vectors.
+
+    Raises:
+        MemoryError: none is left.
+    """
+    library = _library()
+    assert library is not None, "lanes() says whether there is one"
+    numbers = [*shape, classes, *kernel, *channels]
+    if not library.leakbench_relu(
+        (ctypes.c_long * len(numbers))(*numbers), len(channels), _addresses(weights),
+        *map(ctypes.c_long, counts), ctypes.c_void_p(inputs), ctypes.c_void_p(labels),
+        _addresses(found), width,
+    ):  # fmt: skip
+        raise MemoryError("gradients of ReLU networks")
 
 
 def directions(

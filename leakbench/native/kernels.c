@@ -1,5 +1,5 @@
-/* Gradients of single examples of sigmoid networks, their derivative in the inputs, and directions of
-   L-BFGS, one example or problem after another, so that all that is needed for one stays in the cache
+/* Gradients of single examples of sigmoid networks, their derivative in the inputs, gradients of ReLU
+   networks, and directions of L-BFGS, one example or problem after another, so that all that is needed for one stays in the cache
    of a core. float32 only. Its numbers depend on nothing but itself, and are the same on every
    processor that multiplies and adds with one rounding (AVX2 and FMA): the order of every sum is
    written down here.
@@ -47,6 +47,26 @@ struct scratch {
     int *counting;
 };
 
+/* A convolution without bias, then ReLU and 2x2 pooling. Of a result only what pooling looks at is
+   computed: 4 down across pixels. */
+struct stage {
+    long in, out, rows, columns, side, margin; /* of the image that it takes, its kernel and zeros */
+    long down, across, width, stretch;         /* what it makes; stretch: of a patch, as `width` */
+    long line, numbers;                        /* pixels of a line, and numbers, of the padded image */
+    float *image, *patches, *a, *gradient;     /* gradient: [out][stretch] */
+    float *by_patch, *by_channel;              /* the kernel: [side][side][in][width], [out][stretch] */
+    int *which, *begins, *offsets; /* of a window; where a patch begins in image and patches */
+};
+
+struct stages {
+    int layers;
+    long classes;
+    struct stage stage[MOST];
+    float *head, *results, *features, *logits, *p, *back, *below, *values;
+    const float **from;
+    int *passed, *counting;
+};
+
 /* Pairs (s, y) of all problems in rings of `size`, as in histories.py; `line`: size, up to a multiple
    of 16. pairs: how many each problem has taken. */
 struct history {
@@ -71,6 +91,7 @@ static float sum_of_parts(const float *parts)
 #define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define NAME(name) name##_8
 #include "sigmoid.inc"
+#include "relu.inc"
 #include "lbfgs.inc"
 #undef LANES
 #undef ROWS
@@ -84,6 +105,7 @@ static float sum_of_parts(const float *parts)
 #define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define NAME(name) name##_16
 #include "sigmoid.inc"
+#include "relu.inc"
 #include "lbfgs.inc"
 #undef LANES
 #undef ROWS
@@ -324,4 +346,104 @@ void leakbench_directions(
         memcpy(previous + from, g + from, sizeof(float) * of.numbers);
         (lanes == 16 ? slope_16 : slope_8)(of.numbers, g + from, d + from, columns + 2 * i);
     }
+}
+
+/* Lays the arrays of a network of stages out; the sizes of the room that they take, in 4 bytes. */
+static long place_stages(struct stages *net, float *from)
+{
+    float *next = from;
+    long results = 0, numbers = 0, back = 0, pixels = 0, patch = 0;
+#define LARGEST(name, value) name = (value) > name ? (value) : name
+    for (int l = 0; l < net->layers; l++) {
+        struct stage *stage = net->stage + l;
+        long made = stage->down * stage->across;
+        stage->image = take(&next, stage->numbers);
+        stage->patches = take(&next, 4 * made * stage->stretch);
+        stage->a = take(&next, made * stage->width);
+        stage->gradient = take(&next, stage->out * stage->stretch);
+        stage->by_patch = take(&next, stage->side * stage->side * stage->in * stage->width);
+        stage->by_channel = take(&next, stage->out * stage->stretch);
+        stage->which = (int *)take(&next, made * stage->width);
+        stage->begins = (int *)take(&next, 4 * made);
+        stage->offsets = (int *)take(&next, 4 * made);
+        LARGEST(results, 4 * made * stage->width);
+        LARGEST(numbers, stage->numbers);
+        LARGEST(back, made * stage->width);
+        LARGEST(pixels, made);
+        LARGEST(patch, stage->stretch);
+    }
+#undef LARGEST
+    const struct stage *last = net->stage + net->layers - 1;
+    net->head = take(&next, net->classes * last->down * last->across * last->width);
+    net->results = take(&next, results);
+    net->features = take(&next, last->down * last->across * last->out);
+    net->logits = take(&next, net->classes);
+    net->p = take(&next, net->classes);
+    net->back = take(&next, back);
+    net->below = take(&next, numbers);
+    net->values = take(&next, pixels);
+    net->from = (const float **)take(&next, 2 * pixels);
+    net->passed = (int *)take(&next, pixels);
+    net->counting = (int *)take(&next, patch);
+    return next - from + 16;
+}
+
+/* shape: in, rows, columns of the inputs, classes, side and margin of the kernels, then out of every
+   layer. weights: every kernel (clients, out, in, side, side), then the head (clients, classes,
+   features). inputs (clients, n, in, rows, columns), labels (clients, n, classes) -> found, one array
+   a weight, (clients, n / group, its shape): gradients of the sum of the losses of every `group`
+   examples. Zero where there is no memory. */
+int leakbench_relu(
+    const long *shape, int layers, const float *const *weights, long clients, long n, long group,
+    const float *inputs, const float *labels, float *const *found, int lanes)
+{
+    struct stages net = {.layers = layers, .classes = shape[3]};
+    long in = shape[0], rows = shape[1], columns = shape[2], side = shape[4], margin = shape[5];
+    for (int l = 0; l < layers; l++) {
+        struct stage *stage = net.stage + l;
+        *stage = (struct stage){
+            .in = in, .out = shape[6 + l], .rows = rows, .columns = columns, .side = side,
+            .margin = margin, .down = (rows + 2 * margin - side + 1) / 2,
+            .across = (columns + 2 * margin - side + 1) / 2, .width = up_to(shape[6 + l], 16),
+            .stretch = up_to(side * side * in, 16), .line = columns + 2 * margin,
+            .numbers = (rows + 2 * margin) * (columns + 2 * margin) * in,
+        };
+        in = stage->out, rows = stage->down, columns = stage->across;
+    }
+    float *memory = calloc(place_stages(&net, 0), sizeof(float));
+    if (!memory)
+        return 0;
+    place_stages(&net, (float *)(((size_t)memory + 63) / 64 * 64));
+    long patch = 0;
+    for (int l = 0; l < layers; l++) {
+        struct stage *stage = net.stage + l;
+        for (long r = 0; r < 4 * stage->down * stage->across; r++) {
+            long y = r / (2 * stage->across), x = r % (2 * stage->across);
+            stage->begins[r] = (int)((y * stage->line + x) * stage->in);
+            stage->offsets[r] = (int)(r * stage->stretch);
+        }
+        patch = stage->stretch > patch ? stage->stretch : patch;
+    }
+    for (long k = 0; k < patch; k++)
+        net.counting[k] = (int)k;
+    long pixels = shape[0] * shape[1] * shape[2], features = in * rows * columns;
+    for (long client = 0; client < clients; client++) {
+        const float *own[MOST + 1];
+        for (int l = 0; l <= layers; l++) {
+            const struct stage *stage = net.stage + l;
+            own[l] = weights[l] + client * (l < layers ? stage->out * stage->in * side * side
+                                                       : net.classes * features);
+        }
+        (lanes == 16 ? stages_16 : stages_8)(&net, own);
+        for (long k = 0; k < n; k++) {
+            long row = client * n + k, done = row / group;
+            (lanes == 16 ? example_16 : example_8)(
+                &net, inputs + row * pixels, labels + row * net.classes, row % group == 0,
+                found[layers] + done * net.classes * features);
+            if (row % group == group - 1)
+                (lanes == 16 ? hand_over_16 : hand_over_8)(&net, found, done);
+        }
+    }
+    free(memory);
+    return 1;
 }
