@@ -33,13 +33,13 @@ sigmoid networks, one core, in C (docs/decisions/0019-sweeps-in-c.md), two to fo
 torch."""
 
 EXAMPLE_SECONDS = 5e-4
-"""One example of a local step of a training, on one core: 0.25 to 0.45 ms were measured with single
+"""One example of a local step of a training, on one core: 0.2 to 0.85 ms were measured with single
 examples clipped and noise (docs/decisions/0007-training-by-hand.md)."""
 
 
-SMALL = 2.5e6
+SMALL = 1e7
 """Operations of one example's forward pass up to which a network costs what is said above: those of
-the sigmoid networks. What is beyond adds `SPEED`'s time."""
+the networks with programs in C. What is beyond adds `SPEED`'s time."""
 
 SPEED = 2e10
 """Operations a second on one core, in the convolutions of a ResNet-18."""
