@@ -37,7 +37,7 @@ def example_gradients(
     A single client's rows do not depend on each other, bit for bit.
     """
     if is_compiled(*weights, inputs, labels):
-        return _compiled(weights, inputs, labels, padding, group=1)
+        return _sums(weights, inputs, labels, padding, group=1)
     images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     clients, b = inputs.shape[:2]
     of_each = _grouped if inputs.is_cpu else _by_rows
@@ -79,8 +79,8 @@ def client_gradients(
     weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, *, padding: int
 ) -> tuple[Tensor, ...]:
     """Gradient of the sum of a client's losses in nats by every weight, (clients, *its shape)."""
-    if is_compiled(*weights, inputs, labels):
-        sums = _compiled(weights, inputs, labels, padding, group=inputs.shape[1])
+    if inputs.shape[1] and is_compiled(*weights, inputs, labels):
+        sums = _sums(weights, inputs, labels, padding, group=inputs.shape[1])
         return tuple(value[:, 0] for value in sums)
     images, deltas, features, top = _sweeps(weights, inputs, labels, padding)
     found = [
@@ -92,21 +92,39 @@ def client_gradients(
     return (*found, top.mT @ features)
 
 
-def _compiled(
+def logits(weights: Sequence[Tensor], inputs: Tensor, *, padding: int) -> Tensor:
+    """(b, classes) of inputs (b, ...) and one client's weights (1, ...), where `is_compiled` and
+    nobody wants a derivative; an example's bits do not depend on the others."""
+    inputs, weights = inputs.contiguous(), [value.contiguous() for value in weights]
+    found = inputs.new_empty(len(inputs), weights[-1].shape[1])
+    sweeps = _compiled(weights, inputs.shape[1:], padding)
+    sweeps.logits(len(inputs), inputs.data_ptr(), found.data_ptr())
+    return found
+
+
+def _sums(
     weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, padding: int, *, group: int
 ) -> tuple[Tensor, ...]:
     """Gradients of the sums of every `group` losses of a client, (clients, b / group, *shape)."""
     inputs, labels = inputs.contiguous(), labels.contiguous()
-    weights = [weight.contiguous() for weight in weights]
+    weights = [value.contiguous() for value in weights]
     clients, b = inputs.shape[:2]
     found = tuple(inputs.new_empty(clients, b // group, *value.shape[1:]) for value in weights)
-    native.relu_gradients(
-        inputs.shape[2:], labels.shape[2], (weights[0].shape[-1], padding),
-        [kernel.shape[1] for kernel in weights[:-1]], [value.data_ptr() for value in weights],
+    _compiled(weights, inputs.shape[2:], padding).gradients(
         (clients, b, group), inputs.data_ptr(), labels.data_ptr(),
-        [value.data_ptr() for value in found], native.lanes(),
+        [value.data_ptr() for value in found],
     )  # fmt: skip
     return found
+
+
+def _compiled(weights: Sequence[Tensor], shape: Sequence[int], padding: int) -> native.ReluSweeps:
+    """The weights must be contiguous, and live as long as this."""
+    *kernels, head = weights
+    return native.ReluSweeps(
+        shape=shape, classes=head.shape[1], kernel=(kernels[0].shape[-1], padding),
+        channels=[kernel.shape[1] for kernel in kernels],
+        weights=[value.data_ptr() for value in weights], width=native.lanes(),
+    )  # fmt: skip
 
 
 def _sweeps(

@@ -142,7 +142,8 @@ def relu_net(
 def relu_gradients(
     model: ReluNet, clients: int, rows: int, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """Of every example, and of every client's weighted sum; clients have weights of their own."""
+    """Of every example, and of every client's weighted sum; clients have weights of their own. And
+    the first one's logits."""
     drawn = [model.init(generator(client, "weights"), torch.float32) for client in range(clients)]
     weights = {k: torch.stack([one[k] for one in drawn]).to(dtype) for k in drawn[0]}
     inputs = images(model.input_shape, clients * rows).unflatten(0, (clients, rows)).to(dtype)
@@ -151,7 +152,8 @@ def relu_gradients(
     shares = torch.rand(clients, rows, generator=stream).to(dtype)
     each = model.stacked_gradients(weights, inputs, labels)
     summed = model.client_gradients(weights, inputs, labels, shares)
-    return [*each.values(), *summed.values()]
+    first = {k: v[0] for k, v in weights.items()}
+    return [*each.values(), *summed.values(), model.logits_alone(first, inputs[0])]
 
 
 @compiled

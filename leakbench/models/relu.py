@@ -62,6 +62,13 @@ class ReluNet:
             hidden = torch.relu(functional.max_pool2d(hidden, 2))  # a quarter of the other order
         return functional.linear(hidden.flatten(1), weights["dense.weight"])
 
+    def logits_alone(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """`pretraining.Judged`."""
+        if not is_compiled(inputs, *weights.values()):
+            return self.logits(weights, inputs)
+        stacked = [weights[name][None] for name in self.shapes()]
+        return relu_gradients.logits(stacked, inputs, padding=self.padding)
+
     def is_compiled(self, *values: Tensor) -> bool:
         """`gradients.CompiledStacked`."""
         return is_compiled(*values)

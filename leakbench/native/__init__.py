@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -63,6 +64,12 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
+def _loaded() -> ctypes.CDLL:
+    library = _library()
+    assert library is not None, "lanes() says whether there is one"
+    return library
+
+
 def digest(folder: Path) -> str:
     """SHA-256 of the sources in `folder`."""
     sha = hashlib.sha256()
@@ -87,14 +94,12 @@ class SigmoidSweeps:
         weights: Sequence[int],
         width: int,
     ) -> None:
-        library = _library()
-        assert library is not None, "lanes() says whether there is one"
-        self._library, self._width = library, width
+        self._library, self._width = _loaded(), width
         numbers = [*shape, classes, *(number for layer in layers for number in layer)]
         self._shape = (ctypes.c_long * len(numbers))(*numbers)
         self._layers = len(layers)
         self._weights = _addresses(weights)
-        self.kept = int(library.leakbench_kept(self._shape, self._layers))
+        self.kept = int(self._library.leakbench_kept(self._shape, self._layers))
         """float32 numbers an example that `gradients` leaves for `derivative`."""
 
     def gradients(self, n: int, inputs: int, labels: int, kept: int, found: Sequence[int]) -> None:
@@ -133,37 +138,62 @@ class SigmoidSweeps:
             raise MemoryError("gradients of single examples")
 
 
-def relu_gradients(
-    shape: Sequence[int],
-    classes: int,
-    kernel: tuple[int, int],
-    channels: Sequence[int],
-    weights: Sequence[int],
-    counts: tuple[int, int, int],
-    inputs: int,
-    labels: int,
-    found: Sequence[int],
-    width: int,
-) -> None:
-    """Of ReLU networks (`relu_gradients`), gradients of the sum of some examples' losses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReluSweeps:
+    """The sweeps of `relu_gradients`.
 
-    shape: channels, height and width of an input. kernel: its side and the zeros around. channels
-    of each convolution. counts: clients, n examples of each, and how many of them make a sum.
-    Addresses: weights (clients, ...), inputs (clients, n, *shape), labels (clients, n, classes),
-    found, an array a weight (clients, sums, *its shape). width: of the vectors.
-
-    Raises:
-        MemoryError: none is left.
+    shape: channels, height and width of an input. kernel: its side and the zeros around. channels:
+    of each convolution. weights: addresses, (clients, ...) each. width: of the vectors; every width
+    gives the same bits.
     """
-    library = _library()
-    assert library is not None, "lanes() says whether there is one"
-    numbers = [*shape, classes, *kernel, *channels]
-    if not library.leakbench_relu(
-        (ctypes.c_long * len(numbers))(*numbers), len(channels), _addresses(weights),
-        *map(ctypes.c_long, counts), ctypes.c_void_p(inputs), ctypes.c_void_p(labels),
-        _addresses(found), width,
-    ):  # fmt: skip
-        raise MemoryError("gradients of ReLU networks")
+
+    shape: Sequence[int]
+    classes: int
+    kernel: tuple[int, int]
+    channels: Sequence[int]
+    weights: Sequence[int]
+    width: int
+
+    def gradients(
+        self, counts: tuple[int, int, int], inputs: int, labels: int, found: Sequence[int]
+    ) -> None:
+        """Gradients of the sum of some examples' losses; counts: clients, n examples of each, and
+        how many of them make a sum. Addresses: inputs (clients, n, *shape), labels (clients, n,
+        classes), found, an array a weight (clients, sums, *its shape).
+
+        Raises:
+            MemoryError: none is left.
+        """
+        self._done(
+            _loaded().leakbench_relu(
+                *self._network(), *map(ctypes.c_long, counts), ctypes.c_void_p(inputs),
+                ctypes.c_void_p(labels), _addresses(found), self.width,
+            )
+        )  # fmt: skip
+
+    def logits(self, n: int, inputs: int, logits: int) -> None:
+        """inputs (n, *shape) -> logits (n, classes), of one client's weights.
+
+        Raises:
+            MemoryError: none is left.
+        """
+        self._done(
+            _loaded().leakbench_relu_logits(
+                *self._network(), ctypes.c_long(n), ctypes.c_void_p(inputs),
+                ctypes.c_void_p(logits), self.width,
+            )
+        )  # fmt: skip
+
+    def _network(self) -> tuple[ctypes.Array[ctypes.c_long], int, ctypes.Array[ctypes.c_void_p]]:
+        assert len(self.channels) <= MOST_LAYERS
+        numbers = [*self.shape, self.classes, *self.kernel, *self.channels]
+        shape = (ctypes.c_long * len(numbers))(*numbers)
+        return shape, len(self.channels), _addresses(self.weights)
+
+    @staticmethod
+    def _done(code: int) -> None:
+        if not code:
+            raise MemoryError("ReLU networks")
 
 
 def directions(
@@ -184,9 +214,7 @@ def directions(
     """`histories.History.directions`; sizes: numbers of a problem, pairs of a ring. arrays: s, y,
     products, rho and scale. pairs and index are int64, begun is one byte each. room: 2 numbers and
     3 `size`, up to a multiple of 16, of float32."""
-    library = _library()
-    assert library is not None, "lanes() says whether there is one"
-    library.leakbench_directions(
+    _loaded().leakbench_directions(
         (ctypes.c_long * 2)(*sizes), _addresses(arrays), ctypes.c_void_p(pairs),
         ctypes.c_long(count), *map(ctypes.c_void_p, (index, begun, g, previous, t, d, columns)),
         ctypes.c_void_p(room), width,
@@ -195,9 +223,7 @@ def directions(
 
 def normals(seed: int, count: int, to: int) -> None:
     """`streams.normals`: N(0, 1) numbers, at least 16, to the address `to`."""
-    library = _library()
-    assert library is not None, "lanes() says whether there is one"
-    library.leakbench_normals(
+    _loaded().leakbench_normals(
         ctypes.c_uint32(seed & 0xFFFFFFFF), ctypes.c_long(count), ctypes.c_void_p(to)
     )
 

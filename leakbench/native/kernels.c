@@ -388,19 +388,16 @@ static long place_stages(struct stages *net, float *from)
     return next - from + 16;
 }
 
-/* shape: in, rows, columns of the inputs, classes, side and margin of the kernels, then out of every
-   layer. weights: every kernel (clients, out, in, side, side), then the head (clients, classes,
-   features). inputs (clients, n, in, rows, columns), labels (clients, n, classes) -> found, one array
-   a weight, (clients, n / group, its shape): gradients of the sum of the losses of every `group`
-   examples. Zero where there is no memory. */
-int leakbench_relu(
-    const long *shape, int layers, const float *const *weights, long clients, long n, long group,
-    const float *inputs, const float *labels, float *const *found, int lanes)
+/* A network of stages, and all that it needs but weights; null where there is no memory.
+   shape: in, rows, columns of the inputs, classes, side and margin of the kernels, then out of every
+   layer. */
+static float *begin_stages(struct stages *net, const long *shape, int layers)
 {
-    struct stages net = {.layers = layers, .classes = shape[3]};
     long in = shape[0], rows = shape[1], columns = shape[2], side = shape[4], margin = shape[5];
+    long patch = 0;
+    *net = (struct stages){.layers = layers, .classes = shape[3]};
     for (int l = 0; l < layers; l++) {
-        struct stage *stage = net.stage + l;
+        struct stage *stage = net->stage + l;
         *stage = (struct stage){
             .in = in, .out = shape[6 + l], .rows = rows, .columns = columns, .side = side,
             .margin = margin, .down = (rows + 2 * margin - side + 1) / 2,
@@ -410,13 +407,12 @@ int leakbench_relu(
         };
         in = stage->out, rows = stage->down, columns = stage->across;
     }
-    float *memory = calloc(place_stages(&net, 0), sizeof(float));
+    float *memory = calloc(place_stages(net, 0), sizeof(float));
     if (!memory)
         return 0;
-    place_stages(&net, (float *)(((size_t)memory + 63) / 64 * 64));
-    long patch = 0;
+    place_stages(net, (float *)(((size_t)memory + 63) / 64 * 64));
     for (int l = 0; l < layers; l++) {
-        struct stage *stage = net.stage + l;
+        struct stage *stage = net->stage + l;
         for (long r = 0; r < 4 * stage->down * stage->across; r++) {
             long y = r / (2 * stage->across), x = r % (2 * stage->across);
             stage->begins[r] = (int)((y * stage->line + x) * stage->in);
@@ -425,24 +421,64 @@ int leakbench_relu(
         patch = stage->stretch > patch ? stage->stretch : patch;
     }
     for (long k = 0; k < patch; k++)
-        net.counting[k] = (int)k;
-    long pixels = shape[0] * shape[1] * shape[2], features = in * rows * columns;
+        net->counting[k] = (int)k;
+    return memory;
+}
+
+static long features_of(const struct stages *net)
+{
+    const struct stage *last = net->stage + net->layers - 1;
+    return last->out * last->down * last->across;
+}
+
+/* shape: see `begin_stages`. weights: every kernel (clients, out, in, side, side), then the head
+   (clients, classes, features). inputs (clients, n, in, rows, columns), labels (clients, n, classes)
+   -> found, one array a weight, (clients, n / group, its shape): gradients of the sum of the losses of
+   every `group` examples. Zero where there is no memory. */
+int leakbench_relu(
+    const long *shape, int layers, const float *const *weights, long clients, long n, long group,
+    const float *inputs, const float *labels, float *const *found, int lanes)
+{
+    struct stages net;
+    float *memory = begin_stages(&net, shape, layers);
+    if (!memory)
+        return 0;
+    long pixels = shape[0] * shape[1] * shape[2], head = net.classes * features_of(&net);
     for (long client = 0; client < clients; client++) {
         const float *own[MOST + 1];
-        for (int l = 0; l <= layers; l++) {
+        for (int l = 0; l < layers; l++) {
             const struct stage *stage = net.stage + l;
-            own[l] = weights[l] + client * (l < layers ? stage->out * stage->in * side * side
-                                                       : net.classes * features);
+            own[l] = weights[l] + client * stage->out * stage->in * stage->side * stage->side;
         }
+        own[layers] = weights[layers] + client * head;
         (lanes == 16 ? stages_16 : stages_8)(&net, own);
         for (long k = 0; k < n; k++) {
             long row = client * n + k, done = row / group;
             (lanes == 16 ? example_16 : example_8)(
                 &net, inputs + row * pixels, labels + row * net.classes, row % group == 0,
-                found[layers] + done * net.classes * features);
+                found[layers] + done * head);
             if (row % group == group - 1)
                 (lanes == 16 ? hand_over_16 : hand_over_8)(&net, found, done);
         }
+    }
+    free(memory);
+    return 1;
+}
+
+/* Of n examples: inputs (n, in, rows, columns) -> logits (n, classes); shape as above, weights without
+   clients. Zero where there is no memory. */
+int leakbench_relu_logits(
+    const long *shape, int layers, const float *const *weights, long n, const float *inputs,
+    float *logits, int lanes)
+{
+    struct stages net;
+    float *memory = begin_stages(&net, shape, layers);
+    if (!memory)
+        return 0;
+    (lanes == 16 ? stages_16 : stages_8)(&net, weights);
+    for (long row = 0; row < n; row++) {
+        (lanes == 16 ? forward_16 : forward_8)(&net, inputs + row * shape[0] * shape[1] * shape[2]);
+        memcpy(logits + row * net.classes, net.logits, sizeof(float) * net.classes);
     }
     free(memory);
     return 1;
