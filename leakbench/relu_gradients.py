@@ -9,8 +9,9 @@ gradients are
 
 In float32 on a CPU, where `leakbench.native` is built, that is done in C, one example after
 another. Elsewhere products with W are convolutions, and so is the sum of G over the examples of a
-client; clients are groups of channels. So are examples for the G of each: on a CPU such convolutions go through
-oneDNN, which is several times as fast as the matrix products that other devices take.
+client; clients are groups of channels. So are examples for the G of each: on a CPU such
+convolutions go through oneDNN, which is several times as fast as the matrix products that other
+devices take.
 
 weights below are those of every convolution, then of the dense layer, each with a leading client
 axis. inputs (clients, b, channels, height, width); labels (clients, b, classes), of any sum.
