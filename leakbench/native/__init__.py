@@ -1,4 +1,4 @@
-"""Programs in C for what attacks and trainings spend their time with, where they were built and run.
+"""Programs in C for what attacks and trainings spend their time with, where they can be used.
 
 `pip install` builds them where it finds a C compiler. They need a processor with AVX2 and FMA, and
 their bits are the same on all of them; torch does the same work elsewhere, with other roundings, so
