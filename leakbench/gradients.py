@@ -221,8 +221,8 @@ def _of_clients(
 ) -> dict[str, Tensor]:
     """Of the examples (clients, batch, *input shape) of clients with weights of their own."""
     clients, batch = inputs.shape[:2]
-    followed = _followed(inputs, labels, *weights.values())
-
+    values = (inputs, *weights.values())
+    followed = _followed(labels, *values)
     if computed_alone(weights, stacked=True):
         return _one_by_one(
             lambda i: {
@@ -236,6 +236,8 @@ def _of_clients(
         )
     if not followed and (program := _row_by_row(model, weights, inputs, labels)):
         return program.stacked_gradients(weights, inputs, labels)
+    if not followed and isinstance(model, CompiledStacked) and model.is_compiled(*values):
+        return model.stacked_gradients(weights, inputs, labels)
     if followed or not isinstance(model, HandWrittenStacked):
         together = None if chunk_size is None else max(chunk_size // batch, 1)
         over_clients = vmap(_over_examples(model, chunk_size), chunk_size=together)

@@ -83,6 +83,14 @@ def test_forward_is_that_of_torch_layers(name: str, shape: tuple[int, ...]) -> N
     torch.testing.assert_close(logits, expected.detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "least"), [("cnn3x3", 10), ("cnn2_relu", 4)])
+def test_pooling_must_leave_something(name: str, least: int) -> None:
+    model = build(name, (1, least, least + 3), 10)
+    assert model.logits(draw(model), torch.rand(2, 1, least, least + 3)).shape == (2, 10)
+    with pytest.raises(LeakbenchError, match=rf"nothing .* allowed: {least} x {least} or more"):
+        build(name, (1, least + 3, least - 1), 10)
+
+
 @pytest.mark.parametrize(
     ("shape", "parameters"),
     [((30,), 30 * 64 + 64 + 64 * 32 + 32 + 32 * 2 + 2), ((105,), 8930), ((1, 28, 28), 52_386)],

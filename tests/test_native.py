@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -162,18 +162,15 @@ def relu_gradients(
     channels=st.lists(st.integers(1, 35), min_size=1, max_size=3).map(tuple),
     kernel=st.integers(1, 6),
     padding=st.integers(0, 3),
-    shape=st.tuples(st.integers(1, 4), st.integers(8, 19), st.integers(8, 19)),
+    shape=st.tuples(st.integers(1, 4), st.integers(4, 19), st.integers(4, 19)),
 )
 def test_relu_sweeps_equal_those_of_torch(
     channels: tuple[int, ...], kernel: int, padding: int, shape: tuple[int, int, int]
 ) -> None:
-    model = relu_net(shape, channels, kernel, padding)
     try:
-        sizes = [min(shape) for shape in model.shapes().values()]
-    except ValueError:
-        sizes = [0]
-    assume(min(sizes) > 0)
-    assume(all(side + 2 * padding >= kernel + 1 for side in sides(model)))
+        model = relu_net(shape, channels, kernel, padding)
+    except LeakbenchError:  # too small for so many layers
+        reject()
     found = relu_gradients(model, 2, 3)
     expected = relu_gradients(model, 2, 3, torch.float64)
     for value, other in zip(found, expected, strict=True):
@@ -181,17 +178,9 @@ def test_relu_sweeps_equal_those_of_torch(
         assert float((value - other).norm()) <= 2e-5 * float(other.norm()) + 1e-6
 
 
-def sides(model: ReluNet) -> list[int]:
-    """The shorter side of what every convolution takes."""
-    found = [min(model.input_shape[1:])]
-    for _ in model.channels[1:]:
-        found.append((found[-1] + 2 * model.padding - model.kernel + 1) // 2)
-    return found
-
-
 @compiled
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 9, 7)], ids=str)
-@pytest.mark.parametrize("layers", [((16, 32), 5, 2), ((5, 33), 2, 0)], ids=str)
+@pytest.mark.parametrize("layers", [((16, 32), 5, 2), ((5, 33), 3, 1)], ids=str)
 def test_relu_sweeps_have_the_same_bits_in_every_width(
     shape: tuple[int, ...],
     layers: tuple[tuple[int, ...], int, int],

@@ -12,6 +12,7 @@ from torch import Tensor
 from leakbench import relu_gradients
 from leakbench.architectures import Architecture, Takes
 from leakbench.contracts import Weights
+from leakbench.errors import LeakbenchError
 from leakbench.losses import Loss, class_probabilities
 from leakbench.sigmoid_gradients import is_compiled
 from leakbench.weights import Scheme, draw
@@ -25,6 +26,9 @@ class ReluNet:
 
     Maps (b, channels, height, width) to (b, classes) logits; no biases, so every layer is one
     tensor. For training: its second derivatives are mostly 0, which starves gradient matching.
+
+    Raises:
+        LeakbenchError: inputs too small for so many layers.
     """
 
     input_shape: tuple[int, ...]
@@ -36,6 +40,18 @@ class ReluNet:
     head: ClassVar[str] = "dense.weight"
     loss: ClassVar[Loss] = "cross_entropy"
     mixes_examples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _, height, width = self.input_shape
+        least = 1
+        for _ in self.channels:
+            least = max(2 * least + self.kernel - 1 - 2 * self.padding, 1)
+        if min(height, width) < least:
+            layers = f"{len(self.channels)} convolutions of {self.kernel} x {self.kernel}"
+            raise LeakbenchError(
+                f"model: nothing of {height} x {width} pixels is left after {layers} with pooling; "
+                f"allowed: {least} x {least} or more"
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape, in the order gradients are listed."""
