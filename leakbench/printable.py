@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 def printable(text: str) -> str:
     """One line that a terminal, a table and an editor show as it is.
@@ -16,3 +18,10 @@ def _shown(letter: str) -> str:
     if letter.isprintable():
         return letter
     return " " if letter.isspace() else letter.encode("unicode_escape").decode()
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for a terminal, its columns two spaces apart; of strangers' words too."""
+    lines = [[*map(printable, line)] for line in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

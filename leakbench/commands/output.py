@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from leakbench.errors import LeakbenchError
-from leakbench.printable import printable
+from leakbench.printable import aligned, printable
 
 
 def say(text: str) -> None:
@@ -66,7 +66,4 @@ def print_json(content: Any) -> None:
 
 def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print an aligned table."""
-    lines = [[*map(printable, line)] for line in (header, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for line in lines:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(aligned(header, rows))

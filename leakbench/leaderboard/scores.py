@@ -14,7 +14,7 @@ from leakbench.leaderboard.markdown import inert, inert_table
 from leakbench.leaderboard.packs import SCHEMA, Counts
 from leakbench.leaderboard.submissions import Submission
 from leakbench.plain import from_json
-from leakbench.printable import printable
+from leakbench.printable import aligned, printable
 from leakbench.report.renderings import markdown_table
 from leakbench.report.words import DASH, Table, compact, interval_words
 from leakbench.statistics import Interval
@@ -137,10 +137,7 @@ def to_markdown(score: Score) -> str:
 def to_terminal(score: Score) -> str:
     """The same, as words are: nothing escaped but what moves a cursor."""
     table = to_table(score)
-    rows = [[*map(printable, row)] for row in (table.header, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return _written(score, "\n".join(lines), printable)
+    return _written(score, aligned(table.header, table.rows), printable)
 
 
 def _written(score: Score, table: str, safe: Callable[[str], str]) -> str:
