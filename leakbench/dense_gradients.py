@@ -11,8 +11,9 @@ features); labels (clients, b) class indices or (clients, b, classes) probabilit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from leakbench.losses import Loss, derivative
@@ -27,7 +28,7 @@ def example_gradients(
 
     A single client's rows do not depend on each other, bit for bit.
     """
-    below, deltas = _sweeps(layers, inputs, labels, loss)
+    below, deltas = _sweeps(layers, inputs, labels, loss, product)
     return [
         (delta[..., None] * rows[..., None, :], None if bias is None else delta)
         for delta, rows, (_, bias) in zip(deltas, below, layers, strict=True)
@@ -39,7 +40,7 @@ def client_gradients(
 ) -> list[Layer]:
     """Gradient of each client's sum of losses times `shares` (clients, b), by every layer,
     (clients, *its shape)."""
-    below, deltas = _sweeps(layers, inputs, labels, loss)
+    below, deltas = _sweeps(layers, inputs, labels, loss, torch.matmul)
     weighted = [delta * shares[..., None] for delta in deltas]
     return [
         (delta.mT @ rows, None if bias is None else delta.sum(dim=1))
@@ -48,7 +49,11 @@ def client_gradients(
 
 
 def _sweeps(
-    layers: Sequence[Layer], inputs: Tensor, labels: Tensor, loss: Loss
+    layers: Sequence[Layer],
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    product: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """a_0 ... a_{L-1} and d_1 ... d_L, (clients, b, units)."""
     below, rows = [inputs], inputs

@@ -90,11 +90,12 @@ class HandWrittenStacked(Protocol):
 
 
 @runtime_checkable
-class CompiledStacked(HandWrittenStacked, Protocol):
-    """A model whose programs may be compiled ones; a batch then goes through them too."""
+class Frugal(HandWrittenStacked, Protocol):
+    """A model whose programs may need little memory beside what they return."""
 
-    def is_compiled(self, *values: Tensor) -> bool:
-        """Whether they are with these weights and inputs."""
+    def is_frugal(self, *values: Tensor) -> bool:
+        """Whether they do with these weights and inputs: any number of examples then goes through
+        them at once, and so does a batch."""
         ...
 
 
@@ -184,7 +185,7 @@ def _of_examples(
         return _one_by_one(
             lambda i: _of_one(loss, weights, inputs[i : i + 1], labels[i : i + 1]), rows, followed
         )
-    if by_hand is not None:
+    if by_hand is not None and not _is_frugal(model, inputs, *weights.values()):
         chunk = _together(chunk, inputs, followed)
     last = rows % chunk or chunk
     missing = 0 if alone else _rounded(last) - last
@@ -236,8 +237,10 @@ def _of_clients(
         )
     if not followed and (program := _row_by_row(model, weights, inputs, labels)):
         return program.stacked_gradients(weights, inputs, labels)
-    if not followed and isinstance(model, CompiledStacked) and model.is_compiled(*values):
-        return model.stacked_gradients(weights, inputs, labels)
+    if not followed and isinstance(model, HandWrittenStacked) and _is_frugal(model, *values):
+        return {
+            k: v.contiguous() for k, v in model.stacked_gradients(weights, inputs, labels).items()
+        }
     if followed or not isinstance(model, HandWrittenStacked):
         together = None if chunk_size is None else max(chunk_size // batch, 1)
         over_clients = vmap(_over_examples(model, chunk_size), chunk_size=together)
@@ -388,7 +391,7 @@ def of_batch(
             clients,
             followed,
         )
-    elif clients == 1 and not followed and not _is_compiled(model, inputs, *weights.values()):
+    elif clients == 1 and not followed and not _is_frugal(model, inputs, *weights.values()):
         alone = {k: v[0] for k, v in weights.items()} if stacked else weights
         found = _of_one(loss, alone, *(value[0] for value in given))
     elif isinstance(model, HandWrittenStacked) and not followed:
@@ -408,8 +411,8 @@ def of_batch(
     return Gradients(found, ("client",), present)
 
 
-def _is_compiled(model: Model, *values: Tensor) -> bool:
-    return isinstance(model, CompiledStacked) and model.is_compiled(*values)
+def _is_frugal(model: Model, *values: Tensor) -> bool:
+    return isinstance(model, Frugal) and model.is_frugal(*values)
 
 
 def _masked_loss(model: Model) -> Callable[..., Tensor]:

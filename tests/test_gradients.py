@@ -14,7 +14,7 @@ from leakbench.contracts import Gradients, Model, Weights
 from leakbench.data import load
 from leakbench.errors import LeakbenchError
 from leakbench.gradients import (
-    CompiledStacked,
+    Frugal,
     HandWritten,
     HandWrittenStacked,
     of_batch,
@@ -493,7 +493,7 @@ def test_a_spoilt_example_spoils_no_other_of_relu(value: float) -> None:
 @pytest.mark.parametrize("name", [*MODELS, "cnn2_relu", "mlp"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_single_client_is_bare_autograd(name: str, stacked: bool) -> None:
-    """Bit for bit, but where a compiled program takes a whole batch."""
+    """Bit for bit, but where a program by hand takes a whole batch."""
     data = load("mnist")
     model = build(name, data.input_shape, data.classes)
     weights = model.init(generator(1, "weights"), torch.float32)
@@ -508,7 +508,7 @@ def test_a_single_client_is_bare_autograd(name: str, stacked: bool) -> None:
         assert not value.requires_grad and not weights[k].requires_grad
         expected = leaves[k].grad
         assert expected is not None
-        if isinstance(model, CompiledStacked) and model.is_compiled(value):
+        if isinstance(model, Frugal) and model.is_frugal(value):
             assert_close(value[0], expected, k)
         else:
             assert torch.equal(value[0], expected)

@@ -64,6 +64,10 @@ class DenseNet:
                 hidden = torch.relu(hidden)
         return hidden
 
+    def is_frugal(self, *values: Tensor) -> bool:
+        """`gradients.Frugal`."""
+        return True
+
     def stacked_gradients(
         self, weights: Weights, inputs: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:

@@ -85,8 +85,8 @@ class ReluNet:
         stacked = [weights[name][None] for name in self.shapes()]
         return relu_gradients.logits(stacked, inputs, padding=self.padding)
 
-    def is_compiled(self, *values: Tensor) -> bool:
-        """`gradients.CompiledStacked`."""
+    def is_frugal(self, *values: Tensor) -> bool:
+        """`gradients.Frugal`."""
         return is_compiled(*values)
 
     def stacked_gradients(
