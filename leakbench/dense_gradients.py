@@ -26,7 +26,7 @@ def example_gradients(
 ) -> list[Layer]:
     """Gradient of each example's loss by every layer, (clients, b, *its shape).
 
-    A single client's rows do not depend on each other, bit for bit.
+    They do not depend on each other, bit for bit.
     """
     below, deltas = _sweeps(layers, inputs, labels, loss, product)
     return [
@@ -71,8 +71,10 @@ def _sweeps(
 
 
 def product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """(clients, b, j) times (clients, j, k). Where all rows share a matrix each is multiplied by
-    itself: a product of all would round by their number."""
-    if len(matrices) > 1:
-        return rows @ matrices
-    return (rows.transpose(0, 1) @ matrices.expand(rows.shape[1], -1, -1)).transpose(0, 1)
+    """(clients, b, j) times (clients, j, k), each row by itself: a product of all would round by
+    their number, and a batch may come in pieces."""
+    alone = [
+        row[:, None] @ matrix.expand(len(row), -1, -1)
+        for row, matrix in zip(rows, matrices, strict=True)
+    ]
+    return torch.stack(alone).squeeze(2)

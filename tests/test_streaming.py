@@ -166,7 +166,7 @@ def test_a_round_in_pieces_has_the_bits_of_one_at_once(
 def test_so_it_has_of_other_networks_types_and_bounds(
     network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`mlp` goes through `torch.func`, as many examples at a time as it is told."""
+    """`mlp` takes all clients at once where it is not in pieces."""
     options: dict[str, Any] = {"chunk_size": 16, "dtype": torch.float64}
     found = one_round(network, DEFENSES["dp"](), 2, 40, **options)
     all_at_once(monkeypatch)
