@@ -237,16 +237,15 @@ def _of_clients(
         )
     if not followed and (program := _row_by_row(model, weights, inputs, labels)):
         return program.stacked_gradients(weights, inputs, labels)
-    if not followed and isinstance(model, HandWrittenStacked) and _is_frugal(model, *values):
-        return {
-            k: v.contiguous() for k, v in model.stacked_gradients(weights, inputs, labels).items()
-        }
     if followed or not isinstance(model, HandWrittenStacked):
         together = None if chunk_size is None else max(chunk_size // batch, 1)
         over_clients = vmap(_over_examples(model, chunk_size), chunk_size=together)
         found = over_clients(weights, inputs, labels)
         return found
-    chunk = _together(clients * batch if chunk_size is None else chunk_size, inputs, followed)
+    if _is_frugal(model, *values):
+        chunk = clients * batch
+    else:
+        chunk = _together(clients * batch if chunk_size is None else chunk_size, inputs, followed)
     return _in_chunks(
         lambda some: model.stacked_gradients(_of(weights, some), inputs[some], labels[some]),
         clients,

@@ -288,18 +288,10 @@ def test_pooling_of_odd_sides_and_of_equal_pixels(sides: tuple[int, int]) -> Non
     assert_all_close(per_example(model, weights, inputs, labels, stacked=True), expected)
 
 
-@pytest.mark.independent_rows
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("data_set", [*DATA, "few pixels"])
-def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch.dtype) -> None:
-    """Also of a tiny network, whose dense layer is so small that its products round by rows."""
-    if data_set == "few pixels":
-        data, model = load("mnist"), ReluNet(input_shape=(1, 4, 5), classes=2, channels=(3,))
-        images, classes = data.candidates[:42, :, 12:16, 12:17], data.candidate_labels[:42] % 2
-        shared, images = model.init(generator(0, "weights"), dtype), images.to(dtype)
-    else:
-        model, weights, stack, labels = relu_example(data_set, dtype, 1, 42)
-        shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
+def assert_rows_are_independent(
+    model: Model, shared: Weights, images: Tensor, classes: Tensor
+) -> None:
+    """Of 42 examples, in any chunks, company and order, bit for bit."""
 
     def results(rows: Tensor, chunk_size: int | None = None) -> list[Tensor]:
         by = images[rows][None], classes[rows][None]
@@ -315,6 +307,21 @@ def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch
         rows = torch.randperm(42, generator=torch.Generator().manual_seed(size))[:size]
         for value, expected in zip(results(rows), whole, strict=True):
             assert torch.equal(value, expected[rows]), f"{size} examples"
+
+
+@pytest.mark.independent_rows
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("data_set", [*DATA, "few pixels"])
+def test_relu_company_place_and_chunks_change_no_bit(data_set: str, dtype: torch.dtype) -> None:
+    """Also of a tiny network, whose dense layer is so small that its products round by rows."""
+    if data_set == "few pixels":
+        data, model = load("mnist"), ReluNet(input_shape=(1, 4, 5), classes=2, channels=(3,))
+        images, classes = data.candidates[:42, :, 12:16, 12:17], data.candidate_labels[:42] % 2
+        shared, images = model.init(generator(0, "weights"), dtype), images.to(dtype)
+    else:
+        model, weights, stack, labels = relu_example(data_set, dtype, 1, 42)
+        shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
+    assert_rows_are_independent(model, shared, images, classes)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 9, 100])
@@ -409,20 +416,7 @@ def test_dense_company_place_and_chunks_change_no_bit(
 ) -> None:
     model, weights, stack, labels = dense_example(layers, dtype, 1, 42)
     shared, images, classes = {k: v[0] for k, v in weights.items()}, stack[0], labels[0]
-
-    def results(rows: Tensor, chunk_size: int | None = None) -> list[Tensor]:
-        by = images[rows][None], classes[rows][None]
-        found = per_example(model, shared, *by, chunk_size=chunk_size)
-        return [value[0] for value in found.tensors.values()]
-
-    whole = results(torch.arange(42))
-    for chunk_size in (1, 16, 23, 64):
-        for value, expected in zip(results(torch.arange(42), chunk_size), whole, strict=True):
-            assert torch.equal(value, expected), f"chunk_size {chunk_size}"
-    for size in (1, 2, 7, 8, 15, 17, 33):
-        rows = torch.randperm(42, generator=torch.Generator().manual_seed(size))[:size]
-        for value, expected in zip(results(rows), whole, strict=True):
-            assert torch.equal(value, expected[rows]), f"{size} examples"
+    assert_rows_are_independent(model, shared, images, classes)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -108,7 +108,8 @@ class SigmoidSweeps:
         Raises:
             MemoryError: none is left.
         """
-        self._done(
+        _require_memory(
+            "gradients of single examples",
             self._library.leakbench_gradients(
                 self._shape, self._layers, self._weights, ctypes.c_long(n),
                 ctypes.c_void_p(inputs), ctypes.c_void_p(labels), ctypes.c_void_p(kept),
@@ -124,18 +125,14 @@ class SigmoidSweeps:
         Raises:
             MemoryError: none is left.
         """
-        self._done(
+        _require_memory(
+            "gradients of single examples",
             self._library.leakbench_derivative(
                 self._shape, self._layers, self._weights, ctypes.c_long(n), ctypes.c_void_p(kept),
                 _addresses(by), ctypes.c_void_p(by_inputs), ctypes.c_void_p(by_labels),
                 self._width,
             )
         )  # fmt: skip
-
-    @staticmethod
-    def _done(code: int) -> None:
-        if not code:
-            raise MemoryError("gradients of single examples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +161,8 @@ class ReluSweeps:
         Raises:
             MemoryError: none is left.
         """
-        self._done(
+        _require_memory(
+            "ReLU networks",
             _loaded().leakbench_relu(
                 *self._network(), *map(ctypes.c_long, counts), ctypes.c_void_p(inputs),
                 ctypes.c_void_p(labels), _addresses(found), self.width,
@@ -177,7 +175,8 @@ class ReluSweeps:
         Raises:
             MemoryError: none is left.
         """
-        self._done(
+        _require_memory(
+            "ReLU networks",
             _loaded().leakbench_relu_logits(
                 *self._network(), ctypes.c_long(n), ctypes.c_void_p(inputs),
                 ctypes.c_void_p(logits), self.width,
@@ -189,11 +188,6 @@ class ReluSweeps:
         numbers = [*self.shape, self.classes, *self.kernel, *self.channels]
         shape = (ctypes.c_long * len(numbers))(*numbers)
         return shape, len(self.channels), _addresses(self.weights)
-
-    @staticmethod
-    def _done(code: int) -> None:
-        if not code:
-            raise MemoryError("ReLU networks")
 
 
 def directions(
@@ -234,3 +228,8 @@ MOST_LAYERS = 16
 
 def _addresses(values: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(values))(*values)
+
+
+def _require_memory(what: str, done: int) -> None:
+    if not done:
+        raise MemoryError(what)
